@@ -8,7 +8,8 @@
 DIR holds cifar-100-python/ (and cifar-10-batches-py/ for cifar10-lt); any other source of `rfdlc.load` can take the
 place of cifar100-lt. `choose` never reads the test split. A fifth of long-tailed training data has one or two samples
 of a rare class, too few to compare settings. So it takes the classes with at least 30 samples, which are long-tailed as
-well, evaluates on 25 of each (`--each`), and trains on the others; each seed holds out other samples. `measure` trains
+well, evaluates on 25 of each (`--each`), and trains on the others; each seed holds out other samples, or those of the
+first where seeds train as one stack (`--together`). `measure` trains
 as the presets say, calibrates on a tenth, then trains on everything, and evaluates the last epoch. The seeds of a row
 train as one stack (`choose`: all rows of a seed whose networks agree): seconds are those of the call divided by its
 runs, for all trainings of a run, with the start. `--only NAME ...` selects rows, `--set` adds settings to all,
@@ -132,14 +133,17 @@ def equally_held_out(data: rfdlc.Dataset, each: int, seed: int) -> rfdlc.Dataset
 
 
 def views(options: argparse.Namespace, stamp: dict[str, str]) -> None:
-    """Runs by arg max of mean logits, not calibrated: from images and mirror images, and from images alone."""
+    """Runs by arg max of mean logits, not calibrated: as they predict, with mirror images, and from images alone."""
     data = rfdlc.load(options.source, root=options.data)
     for model in map(Model.load, sorted(options.keep.iterdir())):
         decider = rfdlc.Decider(rfdlc.Utility.one_hot(model.classes), combine="mean-logits")
         if not model.config.test_flip:
             raise SystemExit(f"{model.path} has no mirror images: train it with test_flip=true")
-        model.net.mirrored = False
-        given = {2: Predictions.load(model.path / "predictions.npz"), 1: model.predict(data.test)}
+        given = {(6 if model.config.test_shift else 2): Predictions.load(model.path / "predictions.npz")}
+        for count, mirrored in ((2, True), (1, False)):
+            model.net.mirrored, model.net.shift = mirrored, 0
+            if count not in given:
+                given[count] = model.predict(data.test)
         for count, predictions in given.items():
             named = {"data": options.source, "run": model.path.name, "seed": model.config.seed, "views": count}
             shown = written(metrics(predictions, decider), VIEWS)

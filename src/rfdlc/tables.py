@@ -40,9 +40,8 @@ def open_table(path: Path, *, of_samples: bool = False) -> "ArrowFile | CsvFile 
 
 
 def is_table(path: Path) -> bool:
-    if path.is_dir():
-        return bool(parquet_files(path) or split_files(path))
-    return path.is_file() and path.suffix.lower() in SUFFIXES
+    inside = path.is_dir() and (parquet_files(path) or split_files(path))
+    return bool(inside) or (path.is_file() and path.suffix.lower() in SUFFIXES)
 
 
 def split_name(word: str) -> str | None:
@@ -52,17 +51,22 @@ def split_name(word: str) -> str | None:
 
 def split_files(folder: Path) -> dict[str, Path]:
     """The tables called train, val and test in a folder; none without one to train on, or where it has images."""
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    found = {split_name(file.stem): file for file in inside if file.suffix.lower() in SUFFIXES and file.is_file()}
-    if "train" not in found or any(each.is_dir() and _holds_images(each) for each in inside):
+    found = dict[str, Path]()
+    for file in folder.glob("*"):
+        if file.suffix.lower() in SUFFIXES and (split := split_name(file.stem)):
+            expect(
+                split not in found, f"{folder} has two tables of the split {split}: remove one, or name that to read"
+            )
+            found[split] = file
+    if "train" not in found or any(map(_holds_images, folder.glob("*"))):
         return {}
     return {name: found[name] for name in ("train", "val", "test") if name in found}
 
 
 def _holds_images(folder: Path) -> bool:
-    """Whether it is called as folders of a split are, or has images among the first of its files."""
-    kinds = (guess_type(file.name)[0] or "" for file in islice(folder.iterdir(), 100))
-    return split_name(folder.name) is not None or any(kind.startswith("image/") for kind in kinds)
+    """Whether it is a folder that is called as those of a split are, or has images among the first of its files."""
+    kinds = (guess_type(file.name)[0] or "" for file in islice(folder.glob("*"), 100))
+    return folder.is_dir() and (split_name(folder.name) is not None or any(k.startswith("image/") for k in kinds))
 
 
 def parquet_files(folder: Path) -> list[Path]:
@@ -244,8 +248,6 @@ class CsvFile:
 class SplitFiles:
     """Tables of one split each, such as train.csv and test.csv, as one table with another column, `split`."""
 
-    names: list[str]
-
     def __init__(self, path: Path, parts: dict[str, Path]) -> None:
         self.path, self.files = path, {name: open_table(file, of_samples=True) for name, file in parts.items()}
         first, columns = parts["train"], self.files["train"].names
@@ -255,11 +257,11 @@ class SplitFiles:
             expect(not absent, f"{parts[name]} lacks the columns {listing(absent)} that {first.name} has: {fix}")
         taken = f"{first} has a column 'split', but {path} has a table for each: remove the column, or name {first}"
         expect(all(column.lower() != "split" for column in columns), taken)
-        self.names = [*columns, "split"]
+        self.names: list[str] = [*columns, "split"]
 
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
         """Yield the rows of the first table, then of the others, with the types of the first."""
-        from pyarrow import RecordBatch, array, schema, string
+        from pyarrow import RecordBatch, array, string
 
         kinds: Any = None
         for name, file in self.files.items():
@@ -267,7 +269,7 @@ class SplitFiles:
                 own = batch.select(self.names[:-1])
                 kinds = kinds or own.schema
                 with reading(file.path, f"a table like {next(iter(self.files.values())).path.name}"):
-                    columns = own.cast(schema(kinds)).columns
+                    columns = own.cast(kinds).columns
                 yield RecordBatch.from_arrays([*columns, array([name] * len(own), string())], self.names)
 
 

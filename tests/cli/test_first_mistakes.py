@@ -52,10 +52,14 @@ def test_short_names_and_second_files(tmp_path, monkeypatch):
         parse_pairs(["test.csv"])
     with pytest.raises(InputError, match=r"expected key=value, for example epochs=20$"):
         parse_pairs(["other.csv"])
+    many = ",".join(["0.001"] * 1000)  # longer than a name of a file may be
+    assert parse_pairs([f"trained_prior={many}"]) == {"trained_prior": many}
     (tmp_path / "hospital").mkdir()
     for wrong in ("hopsital", "./hopsital"):
         with pytest.raises(InputError, match="did you mean 'hospital'"):
             rfdlc.load(wrong)
+    with pytest.raises(InputError, match="no such file or folder: correct the path"):
+        rfdlc.load("nowhere/at/all.csv")  # beside which there is nothing to list
 
 
 @pytest.fixture

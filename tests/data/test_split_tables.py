@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 import rfdlc
 from rfdlc.errors import InputError
@@ -69,6 +70,25 @@ def test_what_does_not_fit_is_named(folder):
     rows(20, 1).assign(Split="test").to_csv(folder / "test.csv", index=False)
     with pytest.raises(InputError, match=r"has a column 'split', but .* has a table for each"):
         open_table(folder, of_samples=True)
+
+
+def test_two_tables_of_one_split_are_refused(folder):
+    rows(9, 4).to_parquet(folder / "training.parquet")
+    with pytest.raises(InputError, match=r"has two tables of the split train: remove one, or name that to read"):
+        rfdlc.load(folder)
+    assert len(rfdlc.load(folder / "train.csv").train) > 9
+
+
+def test_image_folders_are_not_searched_for_tables(tmp_path, monkeypatch):
+    for split in ("train", "test"):
+        for kind in ("ant", "bee"):
+            (tmp_path / split / kind).mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (8, 8), (40 * number, 90, 9)).save(tmp_path / split / kind / f"{number}.png")
+    asked = []
+    monkeypatch.setattr("rfdlc.data.sources.image_files.is_table", lambda path: asked.append(path))
+    assert len(rfdlc.load(tmp_path).train) == 6
+    assert not asked
 
 
 def test_folders_of_other_things_stay_what_they_are(folder):

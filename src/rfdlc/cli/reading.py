@@ -131,8 +131,8 @@ def _warn_of_sign(spec: str, utility: "rfdlc.Utility", costs: bool) -> None:
     better = (among > right[:, None]) & (own >= 0) & (own >= 0)[:, None]
     for true, other in list(zip(*better.nonzero(), strict=True))[:1]:
         taken = f"taking {utility.classes.names[true]!r} for {utility.classes.names[other]!r}"
-        more = "costs less" if costs else "is worth more"
-        warnings.warn(f"{spec}: {taken} {more} than being right: is its sign right?", stacklevel=2)
+        taken += " costs less" if costs else " is worth more"
+        warnings.warn(f"{spec}: {taken} than being right: is its sign right?", stacklevel=2)
 
 
 def folder_decider(path: Path) -> "rfdlc.Decider | None":

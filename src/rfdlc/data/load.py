@@ -4,8 +4,10 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -138,15 +140,13 @@ def _shared(data: Dataset) -> list[str]:
     """Notes on groups, and on images in memory, that are in the training split and in another one."""
     groups = {name: np.unique(split.groups) for name, split in data.splits.items() if split.groups is not None}
     train = groups.pop("train", ())
-    both = {name: int(np.isin(own, train).sum()) for name, own in groups.items()}
-    found_groups = [SHARED_GROUPS.format(count, name) for name, count in both.items() if count]
+    notes = [SHARED_GROUPS.format(n, name) for name, own in groups.items() if (n := int(np.isin(own, train).sum()))]
     in_memory = all(isinstance(split.inputs, np.ndarray) for split in data.splits.values())
     if data.kind != "images" or len(data.splits) < 2 or not in_memory:
-        return found_groups
+        return notes
     found = {name: hashes(split.array) for name, split in data.splits.items()}
     counts = {name: int(np.isin(own, found["train"]).sum()) for name, own in found.items() if name != "train"}
-    shared = [SHARED.format(count, len(data.splits[name]), name) for name, count in counts.items() if count]
-    return found_groups + shared
+    return notes + [SHARED.format(n, len(data.splits[name]), name) for name, n in counts.items() if n]
 
 
 def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
@@ -160,11 +160,12 @@ def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
         if str(source).lower() in each.names:
             return each.read, each.names[str(source).lower()](inside)
     if not path.exists():
+        near = names[:]
+        with suppress(OSError):  # a folder that is not there, or is closed
+            near += [each.name for each in islice(path.parent.iterdir(), 1000)]
         if path.suffix or re.search(r"[\\/]", str(source)):  # it was meant to be a path
-            near = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
-            raise InputError(f"{path}: no such file or folder: correct the path{suggestion(path.name, near or names)}")
-        here = sorted(each.name for each in inside.iterdir()) if inside.is_dir() else []
-        known = f"known are {listing(names, 40)}{suggestion(str(source), [*names, *here])}"
+            raise InputError(f"{path}: no such file or folder: correct the path{suggestion(path.name, near)}")
+        known = f"known are {listing(names, 40)}{suggestion(str(source), near)}"
         raise InputError(f"{str(source)!r} is neither a known data set nor an existing path ({path}): {known}")
     for each in SOURCES:
         if each.matches(path):

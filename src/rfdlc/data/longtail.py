@@ -52,16 +52,14 @@ def hold_out_indices(
     else:
         held, copies = np.zeros(len(labels), dtype=bool), np.bincount(first, minlength=len(labels))
         copies[first[labels != labels[first]]] = 0  # those of several classes are never held out
-        leads = copies > 0
         for c, count in zip(*np.unique(labels, return_counts=True), strict=True):
-            members = _shuffled(np.flatnonzero((labels == c) & leads), seed, int(c))
+            members = _shuffled(np.flatnonzero((labels == c) & (copies > 0)), seed, int(c))
             free = _share(int(count), fraction)
             for member, size in zip(members.tolist(), copies[members].tolist(), strict=True):
                 if size <= free:
                     held[member], free = True, free - size
             if len(members) and not held[members].any():  # none fits: the fewest copies, unless they are the class
-                least = members[copies[members].argmin()]
-                held[least] = copies[least] < count
+                held[members[copies[members].argmin()]] = copies[members].min() < count
         held = held[first]
     return np.flatnonzero(~held), np.flatnonzero(held)
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from itertools import chain
-from pathlib import Path
 from typing import Annotated, Any, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError, field_validator, model_validator
@@ -282,10 +281,9 @@ class TrainConfig(BaseModel):
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     """`key=value` words of a command line."""
-    for pair in pairs:
-        both = "; to test on a second file, put both into one folder as train.csv and test.csv, and name the folder"
-        file = both if Path(pair).is_file() else ""
-        expect("=" in pair, f"{pair!r} is not a setting: expected key=value, for example epochs=20{file}")
+    for pair in (pair for pair in pairs if "=" not in pair):
+        fix = "; to test on it, put both into one folder as train.csv and test.csv" if os.path.isfile(pair) else ""
+        raise InputError(f"{pair!r} is not a setting: expected key=value, for example epochs=20{fix}")
     return {key.strip().replace("-", "_"): value.strip() for key, value in (pair.split("=", 1) for pair in pairs)}
 
 

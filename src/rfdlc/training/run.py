@@ -139,8 +139,8 @@ class Run:
     @cached_property
     def config(self) -> TrainConfig:
         """The settings; what a folder of an earlier version does not have is as the method's default."""
-        settings = {**self.metadata["settings"], **self.tuning.get("chosen", {})}
-        settings = {name: value for name, value in settings.items() if name not in GONE}
+        stored = self.metadata["settings"] | self.tuning.get("chosen", {})
+        settings = {name: value for name, value in stored.items() if name not in GONE}
         if "tune" not in settings and settings.get("augment") == "auto":  # of earlier versions
             settings["augment"] = "crop-flip"
         if self.metadata["version"] == 1:  # its target prior was the prior to train for, and never corrected

@@ -181,7 +181,7 @@ class Trainer:
         """Calibrate where samples were held out; after the last phase, write and score the model."""
         run, model = member.runs[0], member.model
         first, last = (run.history[place]["loss"] for place in (0, -1))
-        if last > first and run.epoch >= ENOUGH_TO_LEARN and not run.config.patience:
+        if last > first and run.epoch >= ENOUGH_TO_LEARN and len(run.spans) == 1:  # later stages have other losses
             rose = f"the training loss of {run.path} rose from {first:.3g} in the first epoch to {last:.3g} in the last"
             warnings.warn(f"{rose}: likely the learning rate is too high; try a smaller learning_rate", stacklevel=2)
         restore_best(run, model.net)
@@ -192,7 +192,7 @@ class Trainer:
             fold = self.data.train.folds(run.config.folds, run.config.seed) if run.phase else np.empty(0)
             _calibrate(run, _joined(run, predictions, int(np.isin(fold, range(run.phase)).sum())))
         run.phase, run.epoch = run.phase + 1, 0
-        run.trained = {name: value.clone() for name, value in model.net.state_dict().items() if run.warm}
+        run.trained = {name: own.clone() for name, own in model.net.state_dict().items()} if run.warm else {}
         return None if run.phase < run.config.trainings else self._finish(run, model.net.requires_grad_(True), write)
 
     def _fit_table(self, run: Run, write: Write) -> Model:

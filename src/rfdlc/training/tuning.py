@@ -60,6 +60,9 @@ Settings = dict[str, Any]
 PLAIN: Settings = {"prior_tau": "", "head": "linear"}  # cross-entropy: the prior is divided out afterwards
 
 
+class _OutOfTime(Exception): ...  # trials have taken all of the budget that they may
+
+
 def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainConfig:
     """The config of a run, without trials where none are possible; raises where the user asked for them."""
     config, data = run.config, trainer.data
@@ -147,10 +150,9 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
         announce(f"too short  {spent} of {config.epochs} epochs; {enough}{less}")
     expected = measured + length * seconds * config.replace(**more).trainings
     if config.budget and expected > config.budget:
-        late = (
-            f"the training ends about {math.ceil(expected - config.budget)} s after its budget of {config.budget:g} s"
-        )
-        announce(f"overrun    one epoch takes about {seconds:.2g} s, and one is the least: {late}")
+        told = f"the training ends about {math.ceil(expected - config.budget)} s after its budget"
+        slow = f"one epoch takes about {seconds:.2g} s, and one is the least"
+        announce(f"overrun    {slow}: {told} of {config.budget:g} s")
     plan: dict[str, Any] = {"epochs": length, "seconds_per_epoch": seconds or None, "rungs": rungs}
     plan |= {"candidates": candidates[:count]} | {k: v for k, v in {"trainings": more, "network": network}.items() if v}
     return plan | ({"measured": round(measured, 3), "seconds": []} if config.budget else {})  # of the rungs
@@ -261,7 +263,7 @@ def _try_in_time(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[st
     else:
         try:
             _try(trainer, run, plan, rung, began + left)
-        except TimeoutError:
+        except _OutOfTime:
             plan["rungs"].remove(rung)
         before.append(round(time.perf_counter() - began, 3))
     return run.write_json(FILE, plan)
@@ -370,7 +372,7 @@ def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list
         def step(*_: Any, together: int) -> None:
             show(together, "")
             if time.perf_counter() > until:
-                raise TimeoutError
+                raise _OutOfTime
 
         while waiting:
             stack = trainer.stacker.next_stack(waiting)

@@ -13,7 +13,7 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import LINKING, SKIPPING, Dataset, Normalisation, Split, choose_split
 from rfdlc.data.images import GREY, SUFFIXES, BrokenImage, ImageFiles, Packed, PackedText, Resizing, attempt
-from rfdlc.errors import expect, listing
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import track
 from rfdlc.tables import is_table, split_name
 
@@ -59,9 +59,10 @@ def read_folder(
             listed[split] += [Entry(f"{below}/{image}", kind) for image in images]
             broken += [] if images else [f"{place / kind}: the class folder holds no image (expected {ENDINGS})"]
             kinds.add(kind)
-    tables = listing((entry.name for entry in sorted(path.iterdir()) if is_table(entry)), 3)
-    fix = f"; for a table, name it: {path}/{tables}" if tables else ""
-    expect(kinds, f"{path}: has no class folders with images: expected {path}/CLASS/*.png, .jpg, ...{fix}")
+    if not kinds:
+        tables = listing((entry.name for entry in sorted(path.iterdir()) if entry.is_file() and is_table(entry)), 3)
+        fix = f"; for a table, name it: {path}/{tables}" if tables else ""
+        raise InputError(f"{path}: has no class folders with images: expected {path}/CLASS/*.png, .jpg, ...{fix}")
     unsplit = f"{path}: has {listing(sorted(kinds))} but no training folder: expected {path}/train/CLASS/*.png"
     expect(not (whole and all(map(split_name, kinds))), unsplit)
     inside = _entries(root, root, allow_links)

@@ -139,7 +139,7 @@ def check_roles(where: str, table: Table, target: str | None, *others: str | Non
         target, found = usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
     roles = [name for name in (target, *others) if name is not None]
     for name in roles:
-        known = f"expected one of {listing(table)}{suggestion(name, table)}"
+        known = f"expected one of {listing(columns)}{suggestion(name, table)}"
         expect(name in table, f"{where}: column {name!r} does not exist: {known}")
         once = f"column {name!r} is named twice: expected a different column for each of target, groups, split and drop"
         expect(roles.count(name) == 1, f"{where}: {once}")
@@ -216,10 +216,10 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
     if column.median is None:
         strays = strays_among(column.categories)
         said = f"column {column.name!r} became {len(column.features)} features, one per category{strays}"
-        if names_rows(column.name) and len(column.features) > FEW_CATEGORIES:
-            named = f"groups={column.name} (--groups) keeps its rows together, drop (--drop) leaves it out"
-            said, strays = f"{said}; it looks like an identifier: {named}", strays or column.name
-        if strays:
+        identifies = names_rows(column.name) and len(column.features) > FEW_CATEGORIES
+        fix = f"groups={column.name} (--groups) keeps its rows together, drop (--drop) leaves it out"
+        said += f"; it looks like an identifier: {fix}" if identifies else ""
+        if strays or identifies:
             warnings.warn(said, stacklevel=4)
         return [said + (f"; {missing} missing values are a category of their own" if missing else "")]
     flag = " and marked in a feature of their own" if column.flags_missing else ""

@@ -22,5 +22,4 @@ class Consistency:
 
     def __call__(self, logits: Tensor, aims: Tensor, epoch: Tensor) -> Tensor:
         """Values (R, M, B) of the term."""
-        ramp = (epoch / self.epochs).clamp(max=1)
-        return -(self.factor * ramp) * (aims * functional.log_softmax(logits, -1)).sum(-1)
+        return -self.factor * (epoch / self.epochs).clamp(max=1) * (aims * functional.log_softmax(logits, -1)).sum(-1)

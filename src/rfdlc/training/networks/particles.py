@@ -230,8 +230,8 @@ class ParticleNet(nn.Module):
             views, weights = [x, edge[..., far:, far:], edge[..., :-far, :-far]], [0.5, 0.25, 0.25]
         if self.mirrored:
             views, weights = views + [view.flip(-1) for view in views], [weight / 2 for weight in weights * 2]
-        shares = torch.tensor(weights, device=x.device)[:, None, None]
         logits, features = (t.unflatten(2, (len(views), -1)) for t in self.one_view(torch.cat(views, 1)))
+        shares = logits.new_tensor(weights)[:, None, None]
         return (logits * shares).sum(2), (features * shares).sum(2)
 
     def one_view(self, x: Tensor) -> tuple[Tensor, Tensor]:
