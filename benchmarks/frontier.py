@@ -41,6 +41,7 @@ from rfdlc.training.model import Model
 
 STRONG, PENALTIES = "rf-dlc-strong", (-0.25, -1.0)
 SIX_VIEWS = {"test_flip": True, "test_shift": 1}  # as STRONG predicts
+SHORT = {"augment": "crop-flip", "mixup": 0.1, "learning_rate": 0.2, "warm_refit": True}
 Row = tuple[str, dict[str, Any]]  # a method, and settings that differ from its own
 CHOICES: dict[str, Row] = {
     "strong": (STRONG, {}),
@@ -83,12 +84,10 @@ MEASURED: dict[str, Row] = {
         for epochs in (20, 50, 100, 200)
     },
     **{
-        f"short: 3 particles, {epochs} epochs, light augmentation": (
-            "rf-dlc",
-            {"epochs": epochs, "augment": "crop-flip", "mixup": 0.1, "learning_rate": 0.2, "warm_refit": True},
-        )
+        f"short: 3 particles, {epochs} epochs, light augmentation": ("rf-dlc", {"epochs": epochs, **SHORT})
         for epochs in (20, 40)
     },
+    "short: 3 particles, 34 epochs, light augmentation, six views": ("rf-dlc", {"epochs": 34, **SHORT, **SIX_VIEWS}),
 }
 METRICS = ("accuracy", "head", "med", "tail", "false_head_rate", "ece", "nll")
 FIELDS = (
