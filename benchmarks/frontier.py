@@ -42,6 +42,7 @@ from rfdlc.training.model import Model
 STRONG, PENALTIES = "rf-dlc-strong", (-0.25, -1.0)
 SIX_VIEWS = {"test_flip": True, "test_shift": 1}  # as STRONG predicts
 Row = tuple[str, dict[str, Any]]  # a method, and settings that differ from its own
+ALL = {"hold_out": 0, "calibration": "none"}
 CHOICES: dict[str, Row] = {
     "strong": (STRONG, {}),
     "magnitude=0.5": (STRONG, {"magnitude": 0.5}),
@@ -65,6 +66,10 @@ CHOICES: dict[str, Row] = {
     "all samples": (STRONG, {"hold_out": 0, "calibration": "none"}),
     "warm refit": (STRONG, {"refit": True, "warm_refit": True}),  # beside "all samples", which is what a refit trains
     "test_shift=0": (STRONG, {"test_shift": 0}),
+    "sam .05 late": (STRONG, {**ALL, "sharpness": 0.05}),
+    "sam .15 late": (STRONG, {**ALL, "sharpness": 0.15}),
+    "sam .1 whole": (STRONG, {**ALL, "sharpness": 0.1, "sharp_share": 1.0}),
+    "alone": (STRONG, {**ALL, "particles": 1, "learning_rate": 0.1 / 3, "weight_decay": 3e-3}),
 }
 MEASURED: dict[str, Row] = {
     "cross-entropy": ("ce", {}),

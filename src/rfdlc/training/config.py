@@ -125,6 +125,8 @@ class TrainConfig(BaseModel):
     jitter: Share = Field(0.0, description="colour jitter of image files that are decoded while training")
     workers: int = Field(-1, ge=-1, description="processes that decode image files; -1: one per core")
     mixup: float = Field(0.0, ge=0, description="alpha of mixup's Beta(alpha, alpha), 0 for none")
+    sharpness: float = Field(0.0, ge=0, description="rho of SAM")
+    sharp_share: float = Field(0.25, ge=0, description="share of the epochs with SAM, at the end")
     cutmix: float = Field(0.0, ge=0, description="alpha of CutMix (images), 0 for none; not together with mixup")
     hold_out: float = Field(0.1, ge=0, le=0.9, description="share of the training data held out for calibration")
     refit: bool = Field(False, description="train again on all samples and keep the calibration: one training more")

@@ -40,7 +40,7 @@ class Execution:
     def __call__(self, *batch: Tensor) -> None:
         """Of inputs (R,B,...), targets (R,B), and what is drawn for mixing (R,3)."""
         self.step.steps += 1
-        shape = tuple(batch[0].shape)
+        shape = (*batch[0].shape, self.step.sharp)
         if self.capture and shape not in self.graphs:
             self._capture(shape, [tensor.clone() for tensor in batch])
         if not self.capture:

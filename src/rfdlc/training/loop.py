@@ -203,6 +203,8 @@ def epochs(
                 rates, mixes = stage.rates(epoch), stage.mixing(net.seeds, epoch)
                 seed_all(step.device, (hash((net.seeds, epoch)) + processes.rank) % 2**63)
                 step.begin_epoch(epoch, rates)
+                late = epoch - stage.start > (1 - stage.settings.sharp_share) * (stage.end - stage.start)
+                step.sharp = stage.settings.sharpness > 0 and late
                 began, count = time.perf_counter(), 0
                 for layer in white:
                     layer.skipped = True

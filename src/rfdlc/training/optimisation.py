@@ -92,6 +92,13 @@ def clip(gradients: Tensors, largest: float, runs: int) -> None:
         torch._foreach_mul_(parts, (largest / (norm + 1e-6)).clamp(max=1.0))
 
 
+def ascend(weights: Tensors, gradients: Tensors, length: float, runs: int) -> None:
+    """Move each run's weights in place by `length` along its gradients; runs lie along dimension 0."""
+    for own, slopes in _slices(runs, weights, gradients):
+        norm = torch.stack(torch._foreach_norm(slopes)).norm()
+        torch._foreach_add_(own, torch._foreach_mul(slopes, length / (norm + 1e-12)))
+
+
 SCHEDULES: dict[str, Callable[[float, Sequence[float], float], float]] = {
     # name -> (share of the training done before an epoch, milestones as shares, decay) -> factor of the base rate
     "step": lambda done, milestones, decay: float(decay ** sum(done >= milestone - 1e-9 for milestone in milestones)),

@@ -23,7 +23,7 @@ from rfdlc.training.losses.consistency import Consistency
 from rfdlc.training.losses.terms import Repulsions
 from rfdlc.training.methods import Stage
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.optimisation import OPTIMISERS, EpochMean, SampledNetworks, clip
+from rfdlc.training.optimisation import OPTIMISERS, EpochMean, SampledNetworks, ascend, clip
 
 
 class Step:
@@ -75,6 +75,7 @@ class Step:
         self.rates, self.epoch = torch.zeros(net.runs, device=self.device), torch.zeros((), device=self.device)
         self.total, self.ones = torch.zeros_like(self.rates), torch.ones_like(self.rates)
         self.steps = 0  # of this epoch
+        self.sharp = False
         self.good = torch.zeros_like(self.total, dtype=torch.int64)  # steps until the loss is not a number
 
     def begin_epoch(self, epoch: int, rates: float | Sequence[float]) -> None:
@@ -99,6 +100,18 @@ class Step:
 
         With consistency, a `weak` view of the inputs follows.
         """
+        total, gradients = self.slopes(inputs, targets, mix, *weak)
+        if self.sharp:  # the gradient of the highest loss near by (SAM, Foret et al. 2021)
+            kept = [weight.detach().clone() for weight in self.weights]
+            with torch.no_grad():
+                ascend(self.weights, gradients, self.settings.sharpness * self.net.particles**0.5, self.net.runs)
+            total, gradients = self.slopes(inputs, targets, mix, *weak)
+            with torch.no_grad():
+                torch._foreach_copy_(self.weights, kept)
+        self._update(total, gradients)
+
+    def slopes(self, inputs: Tensor, targets: Tensor, mix: Tensor, *weak: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The loss of each run and its gradients, summed over processes."""
         count = min(self.settings.accumulate, targets.shape[1])
         if self.settings.accumulate > 1:  # as many on every process: they may exchange numbers inside of a micro-batch
             count = self.processes.all_min(count)
@@ -123,7 +136,7 @@ class Step:
         else:
             self.processes.all_reduce_([total])
             gradients = taken_gradients(self.parameters) if self.shards is None else self.shards.gradients()
-        self._update(total, gradients)
+        return total, gradients
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         return Mixed(inputs, targets, targets, self.ones) if self.mixing is None else self.mixing(inputs, targets, mix)
