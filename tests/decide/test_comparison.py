@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc import InputError, Predictions
-from rfdlc.decide.comparison import Comparison, Difference, _holm
+from rfdlc.decide.comparison import Comparison, Difference, _holm, gain_over_argmax
 from rfdlc.decide.metrics import METRICS
 
 NAMES = ["a", "b", "c"]
@@ -87,9 +87,45 @@ def test_command_line(tmp_path):
     printed = CliRunner().invoke(app, ["compare", *files, "--bootstrap", "10"])
     assert printed.exit_code == 0, printed.output
     assert "paired samples" in printed.output
+    assert "Mean utility: " in printed.output.splitlines()[-1]
     found = json.loads(CliRunner().invoke(app, ["compare", *files, "--bootstrap", "10", "--json"]).stdout)
     assert found["seeds"] == [1, 2]
     assert {d["name"] for d in found["differences"]} >= {"accuracy", "mean_utility", "ece", "error_auc"}
+
+
+@pytest.mark.parametrize(
+    ("low", "difference", "high", "words"),
+    [
+        (0.1, 0.2, 0.3, "y is better than x by 0.2000 (difference 0.1000 to 0.3000)"),
+        (-0.3, -0.2, -0.1, "y is worse than x by 0.2000 (difference -0.3000 to -0.1000)"),
+        (-0.1, 0.2, 0.3, "no difference can be told (y minus x: -0.1000 to 0.3000)"),
+    ],
+)
+def test_the_verdict_is_about_the_utility(low, difference, high, words):
+    other = Difference("accuracy", "accuracy", 0.5, 0.9, 0.4, 0.3, 0.5, 0.01)
+    worth = Difference("mean_utility", "mean utility", 1.0, 1 + difference, difference, low, high, 0.9)
+    found = Comparison(("x", "y"), 40, (1, 1), (other, worth))
+    assert found.verdict == f"Mean utility: {words}."
+    assert found.to_dict()["verdict"] == found.verdict
+    assert "Too few samples" in replace(found, differences=(other,)).verdict
+
+
+def test_the_gain_over_arg_max_is_that_of_the_samples():
+    """Arg max by hand; nothing is said where decisions are the same, or a class cannot be decided for."""
+    given = predictions(2)
+    matrix = np.array([[1.0, 0, 0], [-2, 1, 0], [-5, -1, 1]])
+    decider = rfdlc.Decider(rfdlc.Utility(matrix, given.classes))
+    result = rfdlc.evaluate(given, decider=decider)
+    found = gain_over_argmax(result, given, decider)
+    p = np.exp(given.scores.values[0])
+    realised = [matrix[given.targets, action] for action in (p.argmax(1), (p @ matrix).argmax(1))]
+    assert (found.a, found.b) == pytest.approx([each.mean() for each in realised])
+    error = np.std(realised[1] - realised[0], ddof=1) / 20
+    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.15)
+    one_hot = rfdlc.Decider(rfdlc.Utility.one_hot(given.classes))
+    assert gain_over_argmax(rfdlc.evaluate(given, decider=one_hot), given, one_hot) is None
+    two = rfdlc.Decider(rfdlc.Utility(matrix[:, :2], given.classes, NAMES[:2]))
+    assert gain_over_argmax(rfdlc.evaluate(given, decider=two), given, two) is None
 
 
 def test_opposite_differences_count_once(monkeypatch):

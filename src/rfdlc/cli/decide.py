@@ -1,6 +1,7 @@
 """Commands on anybody's predictions: `rfdlc decide`, `evaluate`, `report`, `plot`, `compare`, `mislabelled`."""
 
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,6 +117,9 @@ def evaluate(
     - `rfdlc evaluate probs.csv --calibrate val.csv --sets class --coverage 0.9`
     - `rfdlc evaluate "lake/*/*.parquet" --decider runs/a/decider.json`
     """
+    from rfdlc.decide.comparison import gain_over_argmax
+    from rfdlc.decide.metrics import readable
+
     pairs = [text.partition(":")[::2] for text in rate or []]
     for text, pair in zip(rate or [], pairs, strict=True):
         expect(all(pair), f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
@@ -127,11 +131,16 @@ def evaluate(
     known = predictions.classes if predictions.named and predictions.classes.counts is not None else None
     options: dict[str, Any] = {"uncertainty": uncertainty, "bootstrap": bootstrap, "seed": seed}
     result = rfdlc.evaluate(predictions, decider=decider, classes=known, groups=pairs, **options)
+    gain = gain_over_argmax(result, predictions, decider)
     if json:
-        output(True, result.to_dict() | {"decider": _summary(decider, predictions)})
+        summary = {"decider": _summary(decider, predictions), "over_argmax": None if gain is None else asdict(gain)}
+        output(True, result.to_dict() | summary)
         return
     hint = "For head, tail and false head rate give training counts: --classes counts.csv"
     lines = [result.promise, *_calibrated(decider, predictions)]
+    if gain is not None:
+        shown = f"{readable(gain.difference)} ({readable(gain.low)} to {readable(gain.high)})"
+        lines.insert(0, f"Mean utility {readable(gain.b)}; arg max would have {readable(gain.a)}: a gain of {shown}.")
     lines += [] if result.accuracy_by_region else [hint]
     output(False, {}, result, *lines)
     warning = decider.prior_warning(decider.read_labelled(predictions, None)[1])
@@ -212,7 +221,7 @@ def compare(
     first, second = ([Path(name) for name in side.split(",")] for side in (a, b))
     runs = _runs([*first, *second], request)
     found = compare_runs(runs[: len(first)], runs[len(first) :], bootstrap, seed)
-    output(json, found.to_dict(), found)
+    output(json, found.to_dict(), found, found.verdict)
 
 
 def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":

@@ -10,7 +10,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli.request import JsonOption, RunFolder, Source, SourceRequest, Target, UtilityRequest, takes_request
 from rfdlc.cli.train import ready
-from rfdlc.cli.writing import action_table, check_writable, output
+from rfdlc.cli.writing import SHOWN, action_table, check_writable, new_table, output
 from rfdlc.errors import InputError, choose, counted, expect, listing, repeated
 from rfdlc.progress import announce
 
@@ -141,10 +141,23 @@ def predict(
                 print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)
             raise
     summary, lines = _written(done, out, done.decided_for)
+    tables = [action_table(done.actions)] if done.actions else []
     if out.suffix.lower() == ".npz":
         lines.append("the file holds logits: --out predictions.csv writes probabilities and the decided action")
+        tables = [_decided(run, out)] if 0 < done.samples <= SHOWN else tables
     summary |= {"run": str(run), "decided_for": done.decided_for, "actions": dict(done.actions)}
-    output(json, summary, *([action_table(done.actions)] if done.actions else []), *lines)
+    output(json, summary, *tables, *lines)
+
+
+def _decided(run: Path, file: Path) -> Any:
+    """What the run decides for a few samples, one row each."""
+    predictions, decider = rfdlc.Predictions.load(file), rfdlc.Decider.load(run)
+    found, table = decider.explain(predictions), new_table("sample", "decided", "most probable", "probability", left=3)
+    ids = range(len(found)) if predictions.ids is None else predictions.ids
+    likely = decider.utility.classes.select(found.argmax)
+    for name, action, other, probability in zip(ids, found.action, likely, found.probability, strict=True):
+        table.add_row(str(name), found.actions[action], other, f"{probability:.1%}")
+    return table
 
 
 @takes_request

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from rfdlc.decide.evaluation import ANSWERED, entries, rich_table
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.evaluation import ANSWERED, Evaluation, entries, evaluate, rich_table
 from rfdlc.decide.intervals import LEVEL, Array, Z, student
-from rfdlc.decide.metrics import METRICS, measure
+from rfdlc.decide.metrics import METRICS, measure, readable
 from rfdlc.decide.outcomes import Outcomes
 from rfdlc.errors import expect
 
@@ -48,7 +49,19 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return asdict(self)
+        return asdict(self) | {"verdict": self.verdict}
+
+    @property
+    def verdict(self) -> str:
+        """Which side decides better for the utility, if that can be told; of one comparison, p is not adjusted."""
+        found = next((each for each in self.differences if each.name == "mean_utility"), None)
+        if found is None:
+            return "Too few samples to tell which one is better."
+        (a, b), (low, high) = self.names, (readable(found.low), readable(found.high))
+        if found.low <= 0 <= found.high:
+            return f"Mean utility: no difference can be told ({b} minus {a}: {low} to {high})."
+        better, gain = ("better", found.difference) if found.low > 0 else ("worse", -found.difference)
+        return f"Mean utility: {b} is {better} than {a} by {readable(gain)} (difference {low} to {high})."
 
     def rows(self) -> list[tuple[str, ...]]:
         """(metric, a, b, difference, interval, adjusted p) as tables show them; * marks p below 0.05."""
@@ -66,6 +79,20 @@ class Comparison:
         note = f"p adjusted for {distinct} different comparisons (Holm); * below {SIGNIFICANCE}"
         columns = ("metric", *self.names, "difference", f"{LEVEL:.0%} interval", "p")
         return rich_table(f"{self.samples:,} paired samples, {held}", columns, self.rows(), note)
+
+
+def gain_over_argmax(result: Evaluation, predictions: Any, decider: Decider) -> Difference | None:
+    """Mean utility of the most probable classes (a) and of evaluated decisions (b); None where these are the same."""
+    utility, outcomes = decider.utility, result.outcomes
+    if outcomes is None or not set(range(len(utility.classes))) <= set(utility.decided_class.tolist()):
+        return None
+    plain = decider.replace(rule="argmax", sets=None, budget=None, unfamiliar=None)
+    other = evaluate(predictions, decider=plain).outcomes
+    if other is None or np.array_equal(other.actions, outcomes.actions):
+        return None
+    metric = METRICS["mean_utility"]
+    found = paired_difference(*([metric.estimates(each)[metric.name]] for each in (other, outcomes)))
+    return None if found is None else Difference(metric.name, metric.label, *found)
 
 
 def compare_outcomes(

@@ -94,7 +94,11 @@ def predict(
         found = model.predict_samples(samples)
         with replacing(path) as beside:
             found.save(beside)
-        return Predicted(path, len(found), len(samples) - len(found), model.decider.decided_for)
+        names = model.decider.utility.actions
+        chosen = model.decider.decide(found) if len(found) else np.zeros(0, dtype=np.int64)
+        counts = np.bincount(chosen, minlength=len(names)).tolist()
+        actions = dict(zip(names, counts, strict=True))
+        return Predicted(path, len(found), len(samples) - len(found), model.decider.decided_for, actions=actions)
     table = Table(model, raw, named=samples.named, labelled=samples.labelled)
     job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint}
     prior = model.decider.decided_prior  # to four digits: an estimated one has the rounding of the device

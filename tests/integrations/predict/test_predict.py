@@ -559,9 +559,19 @@ def test_the_command(run, photos, tmp_path):
     assert f"{PHOTOS} decisions" in shown
     assert re.search(rf"abstain +{decided.count('abstain')} ", shown)
     assert shown.rstrip().endswith(f"{tmp_path / 'p.parquet'}")
-    words[4] = tmp_path / "p.npz"
-    logits = CliRunner().invoke(app, list(map(str, words[:5]))).stdout
-    assert "decisions" not in logits
+
+
+def test_the_command_shows_what_was_decided(run, photos, tmp_path):
+    """One photo: its class and probability. Many: how often each class was decided, also where logits are written."""
+    out, photo = tmp_path / "one.npz", photos / "0/0.png"
+    printed = CliRunner().invoke(app, ["predict", str(run), str(photo), "--out", str(out)]).stdout
+    (found, (p,)), decider = expected(run, photo), rfdlc.Decider.load(run)
+    row = next(line.split() for line in printed.splitlines() if "%" in line)
+    names, likely = decider.utility.actions, decider.utility.classes.names[p.argmax()]
+    assert row[1:] == [names[decider.decide(found)[0]], likely, f"{p.max():.1%}"]
+    told = CliRunner().invoke(app, ["predict", str(run), str(photos), "--out", str(out), "--json"]).stdout
+    counts = np.bincount(decider.decide(expected(run, photos)[0]), minlength=10).tolist()
+    assert list(json.loads(told)["actions"].values()) == counts
 
 
 def test_models_decide_by_one_decider_or_by_what_is_asked_for(run, photos, tmp_path):

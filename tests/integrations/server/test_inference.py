@@ -163,6 +163,9 @@ def test_rows_of_a_table(start, tmp_path):
         expected = json.loads(served.ask({"rows": rows})[2])
         assert outputs(answer)["action"].tolist() == expected["action"]
         np.testing.assert_allclose(outputs(answer)["probability"], expected["probability"], atol=2e-7)
+        records = [dict(zip(rows, cells, strict=True)) for cells in zip(*rows.values(), strict=True)]
+        assert json.loads(served.ask({"rows": records})[2])["probability"] == expected["probability"]
+        assert served.ask({"rows": [records[0], {"age": 1}]})[0] == 422
         assert served.ask({"rows": rows | {"seen": ["soon", None]}})[0] == 422
         began = time.monotonic()
         assert infer(served, {"inputs": inputs[:1]}, "/v2/models/run/infer")[0] == 422

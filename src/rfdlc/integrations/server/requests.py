@@ -100,7 +100,7 @@ class Reader:
         if self.files:
             readers["images"] = _list(str, 1, most), lambda texts: [base64.b64decode(t, validate=True) for t in texts]
         if self.served.encoder:
-            readers["rows"] = dict[str, Any], self._rows
+            readers["rows"] = dict[str, Any] | _list(dict[str, Any], 1, most), self._rows
             self.cells = TypeAdapter(_list(CELL, 1, most), config=ConfigDict(strict=True))
         self.readers = {name: (TypeAdapter(kind), read) for name, (kind, read) in readers.items()}
         sides, numbers = ", ".join(map(str, shape)), "integers from 0 to 255" if self.images else "finite numbers"
@@ -108,7 +108,8 @@ class Reader:
         self.expected = {  # descriptions of the fields, and the answers to whatever is wrong with them
             "images": f"expected 1 to {most} base64 strings (RFC 4648, without a data: prefix) of image files",
             "arrays": f"expected nested lists of shape (1 to {most} samples, {sides}) with {numbers}",
-            "rows": f"expected {{column: cells}} with {columns}: lists of equal length, 1 to {most} texts or numbers",
+            "rows": f"expected {{column: cells}} with {columns}: lists of equal length, 1 to {most} texts or numbers; "
+            "or a list of {column: cell}, one per row",
             "probabilities": f"expected nested lists of shape (1 to {most} samples, {count}), or (particles, samples, "
             f"{count}) with all particles of the model: numbers from 0 to 1, and rows that sum to 1",
             "utility": f"expected a matrix with {count} rows, one per class, and at most {self.most_actions} columns, "
@@ -189,8 +190,10 @@ class Reader:
         _check(np.isfinite(samples).all())
         return samples
 
-    def _rows(self, given: dict[str, Any]) -> NDArray[Any]:
+    def _rows(self, given: dict[str, Any] | list[dict[str, Any]]) -> NDArray[Any]:
         names = [column.name for column in self.served.encoder.columns]
+        if isinstance(given, list):
+            given = {name: [row[name] for row in given] for name in names}
         return self.served.encoder.transform({name: self.cells.validate_python(given[name]) for name in names})
 
     def _probabilities(self, given: list[Any]) -> Floats:
