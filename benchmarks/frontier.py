@@ -74,6 +74,7 @@ MEASURED: dict[str, Row] = {
     "balpoe": ("balpoe", {"refit": True}),
     "balpoe, warm refit, six views": ("balpoe", {"refit": True, "warm_refit": True, **SIX_VIEWS}),
     "mdcs": ("mdcs", {"refit": True}),
+    "ncl": ("ncl", {"refit": True}),
     "rf-dlc-strong": (STRONG, {}),
     "rf-dlc-strong, cold refit, no shifts": (STRONG, {"warm_refit": False, "test_shift": 0}),
     "rf-dlc-strong, 200 epochs": (STRONG, {"epochs": 200}),

@@ -355,9 +355,34 @@ def test_experts_for_several_priors(sample, method, taus):
     assert float(ours) == pytest.approx(total / logits.shape[0] / len(target), rel=1e-12)
 
 
+@pytest.mark.parametrize("share", [0.3, 0.5, 1.0])
+def test_experts_that_agree(sample, share):
+    """Pair by pair and class by class; classes that are not hard keep a logit of 0."""
+    logits, target = sample
+    counts, experts = np.array(CLASSES.counts), range(len(logits))
+    hard = max(2, round(share * len(counts)))
+    total = 0.0
+    for i, y in enumerate(target.tolist()):
+        others = sorted((c for c in range(len(counts)) if c != y), key=lambda c: -float(logits[0, i, c]))
+        kept = {y, *others[: hard - 1]}
+        shifted = [logits[m, i].numpy() + np.log(counts) for m in experts]
+        nested = [[z if c in kept else 0.0 for c, z in enumerate(each)] for each in shifted]
+        for group in (shifted, nested):
+            log_p = [np.array(log_softmax(list(z))) for z in group]
+            total -= sum(each[y] for each in log_p)
+            pairs = [(a, b) for a in experts for b in experts if a != b]
+            total += 0.6 / (len(experts) - 1) * sum(np.exp(log_p[b]) @ (log_p[b] - log_p[a]) for a, b in pairs)
+    ours = loss_of("ncl", method_options={"hard": share})(*sample, torch.tensor(1))
+    assert float(ours) == pytest.approx(total / len(target), rel=1e-10)
+
+
 def test_settings_of_strong_methods_are_those_of_their_authors():
-    balpoe, mdcs, ours = (resolve(name, "cifar100-lt", {})[1] for name in ("balpoe", "mdcs", "rf-dlc-strong"))
-    for config in (balpoe, mdcs, ours):
+    names = ("balpoe", "mdcs", "ncl", "rf-dlc-strong")
+    balpoe, mdcs, ncl, ours = (resolve(name, "cifar100-lt", {})[1] for name in names)
+    assert (ncl.augment, ncl.cutout, ncl.weight_decay, ncl.learning_rate) == ("autoaugment", 0.5, 2e-4, 0.1)
+    assert (ncl.batch_size, ncl.shared_stages, ncl.decay, ncl.warmup, ncl.head) == (64, 0, 0.1, 5, "linear")
+    assert [round(share * 400) for share in ncl.milestones] == [320, 360]
+    for config in (balpoe, mdcs, ncl, ours):
         assert (config.backbone, config.epochs, config.particles) == ("resnet32", 400, 3)
     assert (balpoe.augment, balpoe.cutout, balpoe.mixup, balpoe.weight_decay) == ("autoaugment", 0, 0.4, 5e-4)
     assert (mdcs.augment, mdcs.cutout, mdcs.mixup, mdcs.consistency) == ("autoaugment", 0.5, 0, 0.6)

@@ -15,7 +15,7 @@ from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.training import factories
 from rfdlc.training.config import TABULAR, TrainConfig, preset
 from rfdlc.training.factories import CombinationFactory, LossFactory, Matrix, carried_prior, integrated_gain
-from rfdlc.training.losses.terms import NestedExperts, Routing, SelfDistillation
+from rfdlc.training.losses.terms import NestedCollaboration, NestedExperts, Routing, SelfDistillation
 from rfdlc.training.networks.particles import Evidential, GroupMean, ParticleNet, nested_groups
 from rfdlc.training.optimisation import normalise_head
 
@@ -267,6 +267,18 @@ METHODS: dict[str, Method] = {
         "Zhao et al. 2023",
         {**_EXPERTS, "prior_tau": (-0.5, 1.0, 2.5), "milestones": (0.5, 0.8, 0.95), "cutout": 0.5,
          "consistency": 0.6, "consistency_ramp": 0.05},
+    ),
+    "ncl": Method(
+        "experts that agree, on all classes and on the hardest ones of each sample", "Li et al. 2022",
+        {**_EXPERTS, "shared_stages": 0, "prior_tau": (1.0,), "cutout": 0.5, "weight_decay": 2e-4},
+        loss=lambda config, classes, _: NestedCollaboration(
+            classes.count_array, max(2, round(config.method_options["hard"] * len(classes))),
+            config.method_options["agreement"],
+        ),
+        options={
+            "hard": Option(0.3, "share of the classes that are the hardest of a sample", low=1e-6, high=1),
+            "agreement": Option(0.6, "factor of the divergence between experts"),
+        },
     ),
     "repulsive-predictions": Method(
         "the prior inside the likelihood; particles repelled in their predictions", "D'Angelo and Fortuin 2021",

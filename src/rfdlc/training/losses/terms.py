@@ -182,6 +182,28 @@ class DiverseExperts(Constants):
         return [(values.sum(0), *weights), (-self.diversity(logits, logits.mean(0), epoch).sum(0),)]
 
 
+class NestedCollaboration(Constants):
+    """NCL: experts fit z + log n and agree, on all classes and on the hardest ones of each sample (Li et al. 2022).
+
+    The `hard` classes are the true one and the largest logits of the first expert. Other logits are set to 0, as in the
+    authors' code. `agreement` is the factor of the divergence of an expert from each other one, both trained.
+    """
+
+    def __init__(self, counts: ArrayLike, hard: int, agreement: float) -> None:
+        super().__init__(logs=as_tensor(np.log(_samples(counts))), hard=hard, agreement=agreement)
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+        first = logits[0].detach().scatter(1, target[:, None], torch.inf)
+        shown = torch.zeros_like(first).scatter(1, first.topk(self.hard).indices, 1.0)
+        values = []
+        for shifted in (logits + self.logs, (logits + self.logs) * shown):
+            log_p = shifted.log_softmax(-1)  # (M, B, C)
+            p = log_p.exp()
+            apart = len(p) * (p * log_p).sum((0, -1)) - (p.sum(0) * log_p.sum(0)).sum(-1)  # of all pairs: (B,)
+            values.append(self.agreement * apart / max(1, len(p) - 1) - true_class(log_p, target).sum(0))
+        return values[0] + values[1]
+
+
 class Routing(Constants):
     """RIDE's router, whose scores are one more column of the logits; the last expert's is not used.
 
