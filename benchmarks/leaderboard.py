@@ -1,7 +1,7 @@
 """The leaderboard: methods for long-tailed images, published values beside measured ones, from the committed results.
 
     python benchmarks/leaderboard.py            prints docs/leaderboard.md
-    python benchmarks/leaderboard.py --write    writes it
+    python benchmarks/leaderboard.py --write    writes it, and figures/accuracy-against-time.svg beside it
 
 Measured values are means over seeds of `paper/results` (the study), `results/frontier.csv` and `results/finetune.csv`.
 Published ones are those of `paper/published.toml` and of `published.csv`, which says what each was selected on.
@@ -34,6 +34,9 @@ STUDY = {  # our run -> its title, the paper's row of accuracies, that of false 
 }
 MEASURED = ("accuracy", "tail", "FHR", "ECE", "utility", "seconds", "parameters", "seeds")
 SPACE = "\N{NO-BREAK SPACE}"
+TICKS = 10, 20, 50, 100, 200  # seconds
+PEER = "BalPoE, 3 experts, 400 epochs"  # a line in the figure
+FIGURE = "figures/accuracy-against-time.svg"
 INTRODUCTION = """<!-- python benchmarks/leaderboard.py --write -->
 # Leaderboard
 
@@ -195,6 +198,45 @@ def markdown(titles: Iterable[str], rows: Iterable[list[str]]) -> list[str]:
     return [lines[0], "|---" + "|---:" * (lines[0].count("|") - 2) + "|", *lines[1:], ""]
 
 
+def timed(data: str) -> list[tuple[str, float, float, float, bool]]:
+    """(title, seconds, accuracy, tail, whether ours) of methods whose time is known, the fastest first."""
+    rows = [row for row in (*of_study(data), *of_frontier(data)) if row[9] != "-" and row[4] != "-"]
+    found = []
+    for title, *rest in rows:
+        accuracy, tail, seconds = (float(rest[i].partition(SPACE)[0]) for i in (3, 4, 8))
+        found.append((title.replace("*", "").replace("`", ""), seconds, accuracy, tail, "rf-dlc" in title))
+    return sorted(found, key=lambda row: row[1])
+
+
+def draw(data: str, path: Path) -> None:
+    """Accuracy, and that of the tail, against seconds of a run on one H200."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    from rfdlc.style import STYLE
+
+    rows = timed(data)
+    published = {row["method"]: float(row["accuracy"]) for row in read(ROOT / "benchmarks/published.csv")}
+    with matplotlib.rc_context(STYLE):
+        figure, axes = pyplot.subplots(1, 2, figsize=(9, 5), layout="constrained")
+        for place, (axis, what) in enumerate(zip(axes, ("accuracy (%)", "accuracy of tail classes (%)"), strict=True)):
+            for number, (title, *values, ours) in enumerate(rows, 1):
+                at, look = (values[0], values[1 + place]), {"color": "C0" if ours else "0.6"}
+                axis.plot(*at, "o" if ours else "s", label=f"{number}  {title}", **look)
+                axis.annotate(str(number), at, xytext=(4, 4), textcoords="offset points")
+            axis.set(xscale="log", xlim=(8, 200), xlabel="seconds of a run on one H200", ylabel=what)
+            axis.set_xticks(TICKS, map(str, TICKS))
+            axis.set_xticks([], minor=True)
+        axes[0].axhline(published[PEER], color="0.6", linestyle=":", linewidth=1)
+        at = 0.02, published[PEER]
+        axes[0].annotate("BalPoE, 3 experts, as published", at, xycoords=("axes fraction", "data"), va="bottom")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        figure.savefig(path, metadata={"Date": None})
+        pyplot.close(figure)
+
+
 def page() -> str:
     """The whole page."""
     lines = [INTRODUCTION]
@@ -205,11 +247,14 @@ def page() -> str:
         ("Caltech101-LT, pretrained network (preset `finetune`)", of_finetune, "caltech101-lt"),
     ):
         lines += [f"## {title}", "", *tables([row for source in sources for row in source(data)])]
+        if data == "cifar100-lt" and of_frontier in sources:
+            lines += [f"![Accuracy against seconds of a run]({FIGURE})", ""]
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
         (ROOT / "docs/leaderboard.md").write_text(page(), encoding="utf-8")
+        draw("cifar100-lt", ROOT / "docs" / FIGURE)
     else:
         print(page())
