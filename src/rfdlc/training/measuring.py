@@ -26,8 +26,7 @@ SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH = 0.02  # of a budget, or a second, after which more than five steps are not needed
 
 
-class _Measured(Exception):
-    """Enough steps were measured."""
+class _Measured(Exception): ...  # enough steps
 
 
 def steps_per_epoch(trainer: Trainer, run: Run) -> int:
@@ -92,15 +91,13 @@ def in_reach(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> l
     pairs = zip(runs, [net, *map(trainer.stacker.build, runs[1:])], strict=True)
     work = [_multiply_adds(one, own.config.image_size or min(trainer.data.input_shape[1:])) for own, one in pairs]
     unit = seconds_per_epoch(trainer, runs[-1:], QUICK * run.config.budget, lambda *_: None) / (SLACK * work[-1])
-    possible = [suffices(trainer, own, many * unit) for own, many in zip(runs, work, strict=True)]
-    return networks[[*possible[:-1], True].index(True) :]
+    return networks[next((i for i, many in enumerate(work) if suffices(trainer, run, many * unit)), -1) :]
 
 
 def _multiply_adds(net: ParticleNet, side: int) -> float:
     """About those of an image in a ResNet: the weights of a stage at each pixel. Sides halve from stage to stage."""
-    first = side / (4 if net.name == "resnet50" else 1)
-    weights = [sum(own.numel() for own in stage.parameters()) for stage in (*net.trunk, *net.branches)]
-    return sum(own * (first / 2 ** max(0, number - 1)) ** 2 for number, own in enumerate(weights))
+    first, stages = side / (4 if net.name == "resnet50" else 1), enumerate((*net.trunk, *net.branches))
+    return sum(own.numel() * (first / 2 ** max(0, i - 1)) ** 2 for i, stage in stages for own in stage.parameters())
 
 
 def _smaller(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> list[dict[str, Any]]:

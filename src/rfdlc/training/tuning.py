@@ -182,10 +182,10 @@ def _length(config: TrainConfig, possible: float) -> int:
 
 def _rungs(most: int, work: float, least: int, varied: float, length: int) -> tuple[int, list[dict[str, Any]]]:
     """How many trials there are at first, and the rungs, of `least` to `length` epochs, which have equal work."""
-    count = _most_trials(most, work / least, varied)
-    if count == 1:  # no time for variations
-        count, varied = _most_trials(most, work / least, 0), 0
-    halvings = int(math.log2(count))
+    most_first, possible = range(int(math.log2(most)), 0, -1), work / least
+    fitting = ((k, more) for more in (varied, 0.0) for k in most_first if 2**k * (k + more) <= possible)
+    halvings, varied = next(fitting, (0, 0.0))  # variations are left out where there is no time for them
+    count = 2**halvings
     each = work / max(1, halvings + varied)
     rungs: list[dict[str, Any]] = [{"epochs": min(length, int(each / (count / 2**k)))} for k in range(halvings)]
     if rungs and varied:
@@ -200,13 +200,6 @@ def _trainings(trainer: Trainer, config: TrainConfig, given: set[str], possible:
     folds = len(trainer.data.train) <= MOST_FOLDED and possible >= (FOLDS + 1) * PLENTY * config.epochs
     more = {"calibration_folds": FOLDS} if folds else {"warm_refit": True}
     return {"refit": True, **more} if free and (folds or config.schedule == "cosine") else {}
-
-
-def _most_trials(count: int, possible: float, varied: float) -> int:
-    """The largest power of two up to `count` whose rungs are not shorter than the shortest trial."""
-    while count > 1 and count * (math.log2(count) + varied) > possible:
-        count //= 2
-    return count
 
 
 def _candidates(trainer: Trainer, run: Run, given: set[str]) -> list[Settings]:
