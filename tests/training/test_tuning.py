@@ -407,7 +407,7 @@ def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):
     adaptive = rfdlc.TrainConfig(
         optimiser="adamw", particles=3, learning_rate=0.01
     )  # which no factor of a loss changes
-    assert tuning._as_a_particle(adaptive)["learning_rate"] == 0.01
+    assert measuring.alone(adaptive)["learning_rate"] == 0.01
 
 
 def test_losses_weigh_classes_equally_at_the_best_temperature():

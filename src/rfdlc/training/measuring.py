@@ -1,14 +1,16 @@
-"""The time of an epoch, measured on a few steps, which may take a small share of a budget."""
+"""The time of an epoch, measured on a few steps, which may take a small share of a budget; networks that fit one."""
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
 
 from rfdlc.data.images import ImageFiles
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import epochs
 from rfdlc.training.model import sensible_threads
@@ -17,11 +19,14 @@ from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer
 
 MOST = 0.05  # of a budget, for all measuring; one step of the training is measured however long it takes
+QUICK, SLACK = 0.01, 4  # of a budget, for the smallest network; how many times as fast others may be per multiply-add
+TOO_FEW_STEPS = 500  # of a training, with which a smaller network learns more, where a budget is short
+SIDES = (64, 32)  # in pixels, of images that are made smaller where a budget is short
+SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH = 0.02  # of a budget, or a second, after which more than five steps are not needed
 
 
-class _Measured(Exception):
-    """Enough steps were measured."""
+class _Measured(Exception): ...  # enough steps
 
 
 def steps_per_epoch(trainer: Trainer, run: Run) -> int:
@@ -69,3 +74,54 @@ def relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
         return 1.0
     shared, own = len(net.trunk), len(net.branches)
     return (shared + own) / (shared + own * run.config.particles)
+
+
+def suffices(trainer: Trainer, run: Run, seconds: float, measured: float = 0.0) -> bool:
+    """Whether a budget has time for the usual epochs, or for many steps, if an epoch takes so many seconds."""
+    possible = SAFETY * (run.config.budget - measured) / (seconds * run.config.trainings)
+    return possible >= run.config.epochs or possible * steps_per_epoch(trainer, run) >= TOO_FEW_STEPS
+
+
+def in_reach(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> list[dict[str, Any]]:
+    """The networks to measure, largest first: by the time of the smallest one, some are clearly too slow for that."""
+    networks, files = [{}, *_smaller(trainer, run, net, given)], isinstance(trainer.data.train.inputs, ImageFiles)
+    if len(networks) == 1 or files or net.head_weights.device.type == "cuda":  # arithmetic takes little of small steps
+        return networks
+    runs = [unwritten(run, run.config.replace(**own)) for own in networks]
+    pairs = zip(runs, [net, *map(trainer.stacker.build, runs[1:])], strict=True)
+    work = [_multiply_adds(one, own.config.image_size or min(trainer.data.input_shape[1:])) for own, one in pairs]
+    unit = seconds_per_epoch(trainer, runs[-1:], QUICK * run.config.budget, lambda *_: None) / (SLACK * work[-1])
+    return networks[next((i for i, many in enumerate(work) if suffices(trainer, run, many * unit)), -1) :]
+
+
+def _multiply_adds(net: ParticleNet, side: int) -> float:
+    """About those of an image in a ResNet: the weights of a stage at each pixel. Sides halve from stage to stage."""
+    first, stages = side / (4 if net.name == "resnet50" else 1), enumerate((*net.trunk, *net.branches))
+    return sum(own.numel() * (first / 2 ** max(0, i - 1)) ** 2 for i, stage in stages for own in stage.parameters())
+
+
+def _smaller(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> list[dict[str, Any]]:
+    """Networks that take less time, where the user has chosen none: smaller images and backbones, then one particle."""
+    config, own = run.config, {"particles", "learning_rate", "weight_decay"}
+    if net.name not in ("resnet32", "resnet50") or given & {"backbone", "shared_stages"}:
+        return []
+    sized = net.name == "resnet32" or "image_size" in given | run.metadata["data"]["options"].keys()
+    sides = [] if sized else [side for side in SIDES if side < min(trainer.data.input_shape[1:])]
+    found = [{"backbone": "resnet8", "image_size": side} for side in sides or [config.image_size]]
+    several = config.particles > 1 and run.method.combination is as_they_are and len(config.prior_tau) < 2
+    return [*found, found[-1] | alone(config)] if several and not given & own else found
+
+
+def unwritten(run: Run, config: TrainConfig) -> Run:
+    """A run with another config that leaves nothing in the folder."""
+    found = Run(run.path / ".trial" / str(hash(str(config))), writes=False)
+    found.method_name, found.start, found.config = run.method_name, run.start, config
+    found.metadata, found.classes = run.metadata, run.classes
+    return found
+
+
+def alone(config: TrainConfig) -> dict[str, Any]:
+    """One of M particles, of which the mean loss has 1/M of the gradient, as sgd with a lower rate and more decay."""
+    many = config.particles if config.optimiser == "sgd" else 1
+    rates = {"learning_rate": config.learning_rate / many, "weight_decay": config.weight_decay * many}
+    return {"particles": 1, "repulsion": "none", **rates}

@@ -39,12 +39,8 @@ def balanced_losses(predictions: Predictions, decider: Decider) -> TrialLosses:
 
 def standard_errors(trials: Sequence[TrialLosses | None]) -> list[float]:
     """Of the difference to the best trial on the same samples; 0 for itself, and for trials without losses."""
-    known = [trial for trial in trials if trial is not None]
-    if not known:
+    best = min((trial for trial in trials if trial is not None), key=lambda trial: trial.mean, default=None)
+    if best is None:
         return [0.0] * len(trials)
-    best = min(known, key=lambda trial: trial.mean)
-    return [0.0 if trial is None else _standard_error(trial.each - best.each, best.shares) for trial in trials]
-
-
-def _standard_error(differences: Floats, shares: Floats) -> float:
-    return float(np.linalg.norm(shares * (differences - differences @ shares)))
+    differences = [(trial or best).each - best.each for trial in trials]
+    return [float(np.linalg.norm(best.shares * (own - own @ best.shares))) for own in differences]

@@ -17,13 +17,15 @@ import numpy as np
 from rfdlc.data.images import ImageFiles
 from rfdlc.errors import expect
 from rfdlc.progress import announce, live
+from rfdlc.training import measuring
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import TrainingStopped, epochs
-from rfdlc.training.measuring import MOST, relative_cost, seconds_per_epoch, steps_per_epoch
+from rfdlc.training.measuring import MOST, SAFETY, relative_cost, seconds_per_epoch, steps_per_epoch
 from rfdlc.training.methods import FOLDS, MOST_FOLDED
 from rfdlc.training.model import new_decider, sensible_threads
 from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.networks.pretrained import INSTALL
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer, TrainingInterrupted
 from rfdlc.training.trial_losses import TrialLosses, balanced_losses, standard_errors
@@ -33,10 +35,8 @@ MOST_TRIALS = 8  # of tune=auto
 SHARE = 0.3  # of the work of the training, that its trials may cost
 FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
-PLENTY = 2  # times the usual number of epochs, from which on a budget is better spent on more trainings than on epochs
 FEW = 0.25  # of the usual number of epochs, below which a budget is too short for good results
-TOO_FEW_STEPS = 500  # of a training, with which a smaller network learns more, where a budget is short
-SAFETY = 0.9  # of a budget: evaluations and files take some of it
+PLENTY = 2  # times the usual number of epochs, from which on a budget is better spent on more trainings than on epochs
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
 CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial
 STEEPEST = 0.7  # the least factor by which a loss is expected to fall again: those near chance fall fast for a while
@@ -44,16 +44,10 @@ UNCERTAIN = 2  # standard errors: as much better must a trial be that regularise
 LESS = 0.75  # of what twice the epochs gain, twice as many again gain
 RISE = 1.05  # of the loss with more epochs, from which on fewer epochs are better
 # In the order in which they are tried where there is no time for all of them.
-AUGMENTED = (
-    {"augment": "crop", "mixup": 0.0},
-    {"augment": "none", "mixup": 0.0},
-    {"augment": "crop-flip", "mixup": 0.0},
-    {"augment": "crop-flip", "mixup": 0.4},
-    {"augment": "none", "mixup": 0.4},
-    {"augment": "randaugment", "mixup": 0.0},
-    {"augment": "crop", "mixup": 0.4},
-    {"augment": "randaugment", "mixup": 0.4},
-)
+AUGMENTED = [{"augment": augment, "mixup": mixup} for augment, mixup in (
+    ("crop", 0.0), ("none", 0.0), ("crop-flip", 0.0), ("crop-flip", 0.4), ("none", 0.4), ("randaugment", 0.0),
+    ("crop", 0.4), ("randaugment", 0.4),
+)]  # fmt: skip
 
 Settings = dict[str, Any]
 
@@ -99,8 +93,7 @@ def tune(trainer: Trainer, run: Run) -> None:
             for rung in list(plan["rungs"]):
                 _try_in_time(trainer, run, plan, rung)
         except KeyboardInterrupt:
-            again = f"continue with `rfdlc resume {run.path}`"
-            raise TrainingInterrupted(f"stopped during the trials; {again}") from None
+            raise TrainingInterrupted(f"stopped during the trials; continue with `rfdlc resume {run.path}`") from None
         if run.config.budget:  # measuring and trials may have taken less than planned
             left = SAFETY * (run.config.budget - plan["measured"] - sum(plan["seconds"]))
             length = _length(run.config.replace(**plan.get("trainings", {})), left / plan["seconds_per_epoch"])
@@ -119,15 +112,22 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
     config, given = run.config, set(run.metadata.get("given", ()))
     candidates = _candidates(trainer, run, given) if config.tune != "off" else []
     seconds, cost, measured, network = 0.0, relative_cost(trainer, run, net), 0.0, Settings()
-    for network in ({}, *_smaller(run, net, given)) if config.budget else ():
-        run = _copy(run, config.replace(**network))
-        seconds, cost, measured = _measured(trainer, run, candidates, relative_cost(trainer, run, net), began)
-        possible = SAFETY * (config.budget - measured) / (seconds * config.trainings)
-        if possible >= FEW * config.epochs or possible * steps_per_epoch(trainer, run) >= TOO_FEW_STEPS:
+    networks = measuring.in_reach(trainer, run, net, given) if config.budget else []
+    for network in networks:
+        run = measuring.unwritten(run, config.replace(**network))
+        most = (MOST * config.budget - measured) / (1 if network is networks[-1] else 2)  # of which others need some
+        seconds, cost, measured = _measured(trainer, run, candidates, relative_cost(trainer, run, net), began, most)
+        if measuring.suffices(trainer, run, seconds, measured):
             break
     config = run.config
     if network:
-        announce(f"smaller    {network['backbone']}, particles: {config.particles}, as the budget is short")
+        pixels = f" on images of {config.image_size} pixels" if config.image_size else ""
+        announce(f"smaller    {network['backbone']}{pixels}, particles: {config.particles}, as the budget is short")
+        if pixels:
+            embed = (
+                "rfdlc embed PHOTOS --backbone timm:resnet50 --pretrained hub --out F.parquet; rfdlc train F.parquet"
+            )
+            announce(f"features   of a pretrained network usually suit photos better: {INSTALL}; {embed}")
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     varied = len(_varied(trainer, run, given)) / 2  # in rungs: they train as long as its last two
     most = 2 ** int(math.log2(max(1, len(candidates))))
@@ -158,25 +158,14 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
     return plan | ({"measured": round(measured, 3), "seconds": []} if config.budget else {})  # of the rungs
 
 
-def _smaller(run: Run, net: ParticleNet, given: set[str]) -> list[Settings]:
-    """Networks that take less time, where the user has chosen none: first a smaller backbone, then one particle."""
-    config, own = run.config, {"particles", "learning_rate", "weight_decay"}
-    if net.name not in ("resnet32", "resnet50") or given & {"backbone", "shared_stages"}:
-        return []
-    small: Settings = {"backbone": "resnet8"}
-    several = config.particles > 1 and run.method.combination is as_they_are and len(config.prior_tau) < 2
-    alone = small | {"particles": 1, "repulsion": "none", **_as_a_particle(config)}
-    return [small, alone] if several and not given & own else [small]
-
-
 def _measured(
-    trainer: Trainer, run: Run, candidates: list[Settings], cost: float, began: float
+    trainer: Trainer, run: Run, candidates: list[Settings], cost: float, began: float, most: float
 ) -> tuple[float, float, float]:
     """Seconds of an epoch, those of trials relative to it (as expected where steps take too long), and of measuring."""
     budget = run.config.budget
     announce(f"measuring  steps, for a budget of {budget:g} s")
     with live(None, "measuring steps") as show:
-        seconds = seconds_per_epoch(trainer, [_copy(run, run.config)], MOST * budget, show)
+        seconds = seconds_per_epoch(trainer, [measuring.unwritten(run, run.config)], most, show)
         measured = time.perf_counter() - began
         trials = [_trial(run, run.config.epochs, own) for own in candidates]
         left, expected = MOST * budget - measured, cost * len(trials) * seconds / steps_per_epoch(trainer, run)
@@ -193,10 +182,10 @@ def _length(config: TrainConfig, possible: float) -> int:
 
 def _rungs(most: int, work: float, least: int, varied: float, length: int) -> tuple[int, list[dict[str, Any]]]:
     """How many trials there are at first, and the rungs, of `least` to `length` epochs, which have equal work."""
-    count = _most_trials(most, work / least, varied)
-    if count == 1:  # no time for variations
-        count, varied = _most_trials(most, work / least, 0), 0
-    halvings = int(math.log2(count))
+    most_first, possible = range(int(math.log2(most)), 0, -1), work / least
+    fitting = ((k, more) for more in (varied, 0.0) for k in most_first if 2**k * (k + more) <= possible)
+    halvings, varied = next(fitting, (0, 0.0))  # variations are left out where there is no time for them
+    count = 2**halvings
     each = work / max(1, halvings + varied)
     rungs: list[dict[str, Any]] = [{"epochs": min(length, int(each / (count / 2**k)))} for k in range(halvings)]
     if rungs and varied:
@@ -211,13 +200,6 @@ def _trainings(trainer: Trainer, config: TrainConfig, given: set[str], possible:
     folds = len(trainer.data.train) <= MOST_FOLDED and possible >= (FOLDS + 1) * PLENTY * config.epochs
     more = {"calibration_folds": FOLDS} if folds else {"warm_refit": True}
     return {"refit": True, **more} if free and (folds or config.schedule == "cosine") else {}
-
-
-def _most_trials(count: int, possible: float, varied: float) -> int:
-    """The largest power of two up to `count` whose rungs are not shorter than the shortest trial."""
-    while count > 1 and count * (math.log2(count) + varied) > possible:
-        count //= 2
-    return count
 
 
 def _candidates(trainer: Trainer, run: Run, given: set[str]) -> list[Settings]:
@@ -338,14 +320,6 @@ def _chosen(plan: dict[str, Any]) -> Settings:
     return {**more, **best, "epochs": lowest[1] if fewer else plan["epochs"]}
 
 
-def _copy(run: Run, config: TrainConfig) -> Run:
-    """A run with another config that leaves nothing in the folder."""
-    found = Run(run.path / ".trial" / str(hash(str(config))), writes=False)
-    found.method_name, found.start, found.config = run.method_name, run.start, config
-    found.metadata, found.classes = run.metadata, run.classes
-    return found
-
-
 def _trial(run: Run, length: int, settings: Settings) -> Run:
     config = run.config
     warmup = min(config.warmup, math.ceil(length / 3))  # as slow as in the training: it keeps high rates stable
@@ -354,14 +328,8 @@ def _trial(run: Run, length: int, settings: Settings) -> Run:
     shorter |= {"keep": (), "evaluate_every": 0, "patience": 0, "tune": "off", "log": ()}
     found = config.replace(**{**shorter, **settings})
     if run.method.combination is as_they_are:
-        found = found.replace(particles=1, prior_tau=found.prior_tau[:1], repulsion="none", **_as_a_particle(found))
-    return _copy(run, found)
-
-
-def _as_a_particle(config: TrainConfig) -> Settings:
-    """The mean loss of M particles has 1/M of the gradient for each, as sgd with a lower rate and more decay has."""
-    many = config.particles if config.optimiser == "sgd" else 1
-    return {"learning_rate": config.learning_rate / many, "weight_decay": config.weight_decay * many}
+        found = found.replace(prior_tau=found.prior_tau[:1], **measuring.alone(found))
+    return measuring.unwritten(run, found)
 
 
 def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list[float], list[float]]:
