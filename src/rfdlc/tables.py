@@ -294,7 +294,9 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         raise
     except (OSError, ValueError, TypeError, RuntimeError, MemoryError, csv.Error) as error:  # pyarrow's are of these
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        problem = f"cannot be read as {kind} ({reason}): it may be truncated, damaged or another kind of file"
+        other = "it may be truncated, damaged or another kind of file"
+        other = "save it as UTF-8 (in Excel: CSV UTF-8)" if isinstance(error, UnicodeDecodeError) else other
+        problem = f"cannot be read as {kind} ({reason}): {other}"
         absent = isinstance(error, FileNotFoundError)
         raise InputError(f"{path}: {'no such file: correct the path' if absent else problem}") from None
 

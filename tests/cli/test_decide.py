@@ -189,10 +189,18 @@ def test_costs_and_abstain(run, folder):
     assert table["mean_expected_utility"] < 0
 
 
+def test_decisions_and_costs_without_class_names_are_no_input(run, folder):
+    run("decide", "test.csv", "-u", "U.csv", "-o", "decided.csv")
+    assert "these are decisions: give the file of probabilities" in run("evaluate", "decided.csv")[2]
+    (folder / "bare.csv").write_text("cat,dog,newt\n0,1,1\n2,0,1\n9,2,0\n")
+    assert "bare.csv: lines have no true class" in run("decide", "test.csv", "--costs", "bare.csv")[2]
+
+
 def test_a_table_with_the_wrong_sign_is_told(run, folder):
     (folder / "costs.csv").write_text("true,cat,dog,newt,ask\ncat,0,1,1,2\ndog,2,0,1,2\nnewt,0,0,0,2\n")
     assert "costs.csv: every right decision is worth the least" in run("decide", "test.csv", "-u", "costs.csv")[2]
     assert "U.csv: every right decision costs the most" in run("decide", "test.csv", "--costs", "U.csv")[2]
+    assert run("decide", "test.csv", "-u", "costs.csv")[2].count("every right decision") == 1
     (folder / "odd.csv").write_text("true,cat,dog,newt\ncat,0,1,1\ndog,2,0,1\nnewt,0,0,1\n")  # right for one of them
     assert (
         "odd.csv: taking 'dog' for 'newt' is worth more than being right"
@@ -283,7 +291,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["decide", "test.csv", "-o", "."], "cannot be written"),
         (["decide", "test.csv", "--logits", "--calibrate", "none.csv"], "none.csv: no such file"),
         (["decide", "test.csv", "--classes", "a,b"], "is not a class"),
-        (["decide", "test.csv", "--classes", "latin.csv"], "latin.csv: cannot be read as CSV in UTF-8"),
+        (["decide", "test.csv", "--classes", "latin.csv"], "save it as UTF-8 (in Excel: CSV UTF-8)"),
         (["decide", "test.csv", "--classes", "endless.csv"], "endless.csv: training count inf of class 'cat'"),
         (["decide", "test.csv", "--classes", "thousands.csv"], "count of 'cat': '12.000' could be read in two ways"),
         (["decide", "test.csv", "--classes", "untold.csv"], "training counts are read from a CSV with columns class"),

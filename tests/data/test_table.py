@@ -377,9 +377,23 @@ def test_dates_are_days_since_1970(tmp_path: Path, kind: str) -> None:
     for seen, when in ((["2031-01-01"], [None]), (future, np.array([""])), (pa.array(future), pa.nulls(1))):
         days = (date(2031, 1, 1) - date(1970, 1, 1)).days
         assert encoder.transform({"seen": seen, "when": when})[:, [0, 1, 3]].tolist() == [[days, 0, 1]]
-    for wrong in ("soon", "2024", "2024-13-01", "20240101"):
+    assert (
+        encoder.transform({"seen": ["1.1.2031"], "when": [None]}).tolist()
+        == encoder.transform({"seen": ["2031-01-01"], "when": [None]}).tolist()
+    )
+    for wrong in ("soon", "2024", "2024-13-01", "20240101", "1.13.2031", "1.1.31"):
         with pytest.raises(InputError, match=f"'seen' holds dates in the training data, but here '{wrong}'"):
             encoder.transform({"seen": ["2024-01-01", wrong], "when": [None, None]})
+
+
+def test_classes_that_differ_in_spelling_alone_are_named(tmp_path: Path) -> None:
+    names = ["No Defect", "no-defect", "1", "-1", "deep"] * 4
+    (tmp_path / "t.csv").write_text("x,class\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names)))
+    found = [note for note in rfdlc.load(tmp_path / "t.csv").notes if "spell them alike" in note]
+    assert found == [
+        "classes 'No Defect', 'no-defect' differ in case, spaces or hyphens alone: if they are one class, "
+        "spell them alike"
+    ]
 
 
 def test_a_text_among_dates_is_told(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The Decider against brute force and its own promises."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -128,8 +129,19 @@ class TestCombination:
         naive = np.tensordot([0.5, 0.25, 0.25], softmax(self.z, axis=2), axes=1)
         decider = Decider(Utility.one_hot(4), weights=[2, 1, 1])
         assert decider.probabilities(self.z, logits=True) == pytest.approx(naive, abs=1e-6)
-        with pytest.raises(InputError, match="3 weights for 1 particles"):
-            decider.decide(self.z[0], logits=True)
+        with pytest.raises(InputError, match="3 weights for 2 particles"):
+            decider.decide(self.z[:2], logits=True)
+        combined = Decider(Utility.one_hot(4)).probabilities(self.z[0], logits=True)  # as raw tables of a run are
+        assert decider.probabilities(self.z[0], logits=True) == pytest.approx(np.asarray(combined))
+
+    def test_costs_taken_for_utilities_are_noticed(self):
+        costs = [[0, 1, 5], [2, 0, 1], [9, 9, 0]]
+        with pytest.warns(UserWarning, match="every right decision is worth the least of its row: if these are costs"):
+            Decider(Utility(costs))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for utility in (Utility.from_costs(costs), Utility(np.ones((3, 3))), Utility([[1, 0, 0], *costs[1:]])):
+                Decider(utility).replace(combine="mean-logits")
 
     def test_one_particle_is_a_plain_model(self):
         for combine in ("mean-probabilities", "mean-logits"):

@@ -128,6 +128,21 @@ def test_coarse_scores_that_calibrated_are_noticed_by_their_order():
     assert evaluate(table[200:], decider=decider).calibration_overlap == 0
 
 
+def test_samples_with_other_ids_are_others_though_their_scores_are_equal():
+    rng = np.random.default_rng(0)
+    y, p = rng.integers(0, 2, 400), rng.random(400)
+    p[:200][rng.random(200) < 0.08] = p[200:][rng.random(200) < 0.08] = 1.0  # what a forest is sure of
+    table = pandas.DataFrame(
+        {"a": 1 - p, "b": p, "id": [f"n{i}" for i in range(400)], "target": np.array(["a", "b"])[y]}
+    )
+    decider = Decider(Utility.one_hot(["a", "b"])).fit(table[:200])
+    assert "scores" in decider.calibrated_on
+    assert evaluate(table[200:], decider=decider).calibration_overlap == 0
+    renamed = table[:200].assign(id=[f"m{i}" for i in range(200)])
+    with pytest.warns(UserWarning, match="about 100% of the samples that calibrated"):
+        evaluate(renamed, decider=decider)
+
+
 def test_a_broken_promise_is_named():
     y, p = draw(400, np.random.default_rng(0))
     _, sure = draw(400, np.random.default_rng(0), 4)

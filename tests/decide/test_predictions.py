@@ -156,7 +156,7 @@ def test_bad_csv(tmp_path, text, message):
     [
         (
             "cat,dog,label\n0.4,0.6,dog\n",
-            "'dog' is not a number; every column but id and target is a class: rename that",
+            "'dog' is not a number; every column but id and target is a class: leave others out",
         ),
         ("id,fraud,target\n7,0.4,1\n", r"p.csv: the class columns are fraud: .* add the other one \(1 - p\)"),
     ],

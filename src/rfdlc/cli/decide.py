@@ -261,7 +261,9 @@ def _handed_over(decider: "rfdlc.Decider", found: "Explanation") -> list[str]:
 
     lines, budget, known = [], decider.budget, decider.unfamiliar
     if budget is not None:
-        gains = {name: f"the next one would gain {readable(price)}" for name, price in budget.prices.items()}
+        gains = {
+            name: f"of held-out samples, the next gains {readable(price)}" for name, price in budget.prices.items()
+        }
         shares = ", ".join(f"{name} {100 * share:.3g}% ({gains[name]})" for name, share in budget.shares.items())
         kept = int((found.reason == OVER_BUDGET).sum())
         lines.append(f"Budget: {shares}; {kept:,} more samples are worth handing over.")

@@ -120,10 +120,13 @@ def read_utility(
 
 def _warn_of_sign(spec: str, utility: "rfdlc.Utility", costs: bool) -> None:
     """Costs read as utilities, or the reverse, would silently lead to the worst decisions."""
+    from rfdlc.decide.wording import UPSIDE_DOWN
+
     own = utility.class_action
     among = utility.matrix[:, own]  # (C, C): what deciding for each class is worth
     right = among.diagonal()
-    if (own >= 0).all() and (right == among.min(axis=1)).all() and (right < among.max(axis=1)).any():
+    if utility.upside_down:
+        warnings.filterwarnings("ignore", message=re.escape(UPSIDE_DOWN))  # said here of the file
         least = "is worth the least of its row: if these are costs, give them with --costs"
         most = "costs the most of its row: if these are utilities, give them with --utility"
         warnings.warn(f"{spec}: every right decision {most if costs else least}", stacklevel=2)

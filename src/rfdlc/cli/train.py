@@ -48,7 +48,9 @@ def train(
     method: Annotated[str, Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
     list_settings: Annotated[bool, Option("--settings", callback=_print_settings, is_eager=True, help=LISTED)] = False,
     profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
-    budget: Annotated[str | None, Option("--budget", help="Time for trials and training: 90s, 10m, 2h.")] = None,
+    budget: Annotated[
+        str | None, Option("--budget", help="Time for trials and training, of each fold: 90s, 10m.")
+    ] = None,
     log: Annotated[str | None, Option("--log", help="Log to tensorboard, mlflow, wandb, too, comma-separated.")] = None,
     cv: Annotated[int, Option("--cv", help="Cross-validate instead, with N folds: out-of-fold predictions.")] = 0,
     force: Force = False,

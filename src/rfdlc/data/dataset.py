@@ -19,6 +19,7 @@ from rfdlc.progress import announce
 
 SPLITS = ("train", "val", "test")
 SKIPPING, LINKING = "skip_broken=True (--skip-broken)", "allow_links=True (--allow-links)"  # the fix, in messages
+SPELT = "classes {} differ in case, spaces or hyphens alone: if they are one class, spell them alike"
 SHARED = "{} of {} {} samples are copies of training samples: `rfdlc inspect` lists them"
 SHARED_GROUPS = "{} groups of the split {} are in the training split, too: its scores look better than they are"
 HELD_OUT = "the data has no test split: {} of {} samples were held out for it (seed {})"  # a note

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
 from rfdlc.data.copies import hashes
-from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, SHARED_GROUPS, Dataset, Normalisation
+from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, SHARED_GROUPS, SPELT, Dataset, Normalisation
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, shards, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
@@ -115,7 +115,7 @@ def load(
     data = reader(place, **{name: value for name, value in checked.items() if name in options_of(reader)})
     if checked["groups"] is not None and "groups" not in options_of(reader):  # of a table, groups are a column
         data = _with_groups(data, Path(checked["groups"]).expanduser())
-    data = replace(data, notes=(*data.notes, *_shared(data)))
+    data = replace(data, notes=(*data.notes, *_shared(data), *_alike(data.classes.names)))
     if data.val is None and (copies := int((data.train.first != np.arange(len(data.train))).sum())):
         data = replace(data, notes=(*data.notes, COPIES.format(copies)))
     done = "test_fraction" in options_of(reader)  # rows of a table are split before they are encoded
@@ -134,6 +134,14 @@ def check_source(source: Any, root: str | Path | None, options: Mapping[str, Any
         names = dict.fromkeys(open_table(place, of_samples=True).names)
         roles = [checked.get(role) for role in ("target", "groups", "split")]
         table.check_roles(str(place), names, *roles, *checked.get("drop", ()))
+
+
+def _alike(names: Sequence[str]) -> list[str]:
+    """Notes on classes whose names, if they have letters, differ in case, spaces or hyphens alone."""
+    spelt: dict[str, list[str]] = {}
+    for name in (name for name in names if re.search(r"[^\W\d_]", name)):
+        spelt.setdefault("".join(re.split(r"[\s_-]+", name.casefold())), []).append(name)
+    return [SPELT.format(listing(map(repr, each))) for each in spelt.values() if len(each) > 1]
 
 
 def _shared(data: Dataset) -> list[str]:

@@ -20,6 +20,7 @@ MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "<na>", "nat"}
 MOST_CATEGORIES = 1000
 FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
+DOTTED = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)", re.ASCII)  # day, month, year
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
 ROUNDED = 1e-3  # rounding to 32 bits may move a number by this share of its column's spread; a Unix time moves by 64
 
@@ -74,11 +75,12 @@ def _numbers(cells: Cells) -> NDArray[np.float64] | None:
 
 
 def since_1970(text: str) -> timedelta | None:
-    """From 1970-01-01 to an ISO 8601 date, with or without a time of day (in UTC unless it says its offset).
+    """From 1970-01-01 to a date in ISO 8601 or day.month.year, perhaps with a time (in UTC unless it says its offset).
 
-    >>> since_1970("1970-01-02T12:00+06:00"), since_1970("2024")
-    (datetime.timedelta(days=1, seconds=21600), None)
+    >>> since_1970("1970-01-02T12:00+06:00"), since_1970("2.1.1970"), since_1970("2024")
+    (datetime.timedelta(days=1, seconds=21600), datetime.timedelta(days=1), None)
     """
+    text = DOTTED.sub(lambda found: f"{found[3]}-{found[2]:0>2}-{found[1]:0>2}", text)
     if not DATE.fullmatch(text):
         return None
     with suppress(ValueError):

@@ -1,5 +1,6 @@
 """Paired comparisons: differences of every metric between two models, or two methods with several seeds each."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -87,7 +88,9 @@ def gain_over_argmax(result: Evaluation, predictions: Any, decider: Decider) -> 
     if outcomes is None or not set(range(len(utility.classes))) <= set(utility.decided_class.tolist()):
         return None
     plain = decider.replace(rule="argmax", sets=None, budget=None, unfamiliar=None)
-    other = evaluate(predictions, decider=plain).outcomes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said of the decisions themselves
+        other = evaluate(predictions, decider=plain).outcomes
     if other is None or np.array_equal(other.actions, outcomes.actions):
         return None
     metric = METRICS["mean_utility"]

@@ -208,9 +208,7 @@ class Decider:
 
     def overlap(self, scores: Scores, targets: Indices) -> float:
         """The share of the samples that calibrated this decider that are among these, by content or by id."""
-        found = scores.fingerprints(targets) if self.calibrated_on else {}
-        known = [np.isin(each, found[kind]).mean() for kind, each in self.calibrated_on.items() if kind in found]
-        return float(max([*known, 0.0]))
+        return scores.share_of(self.calibrated_on, targets)
 
     def decide(self, scores: Any, *, logits: bool = False, batch: bool = False) -> Indices:
         """The chosen action of each sample (N,), an index into `utility.actions`; `batch` keeps to budgets exactly."""
@@ -327,7 +325,8 @@ class Decider:
         changes = any(value is not None for value in (self.fitted, self.train_prior, self.target_prior))
         expect(not (checked.corrected and changes), wording.CORRECTED_TWICE)
         given, particles = None if self.weights is None else len(self.weights), len(checked.values)
-        expect(given in (None, particles), f"{given} weights for {particles} particles: expected one per particle")
+        fits = given in (None, particles) or particles == 1  # a single one is what they were combined to
+        expect(fits, f"{given} weights for {particles} particles: expected one per particle")
         return checked
 
     def read_labelled(self, scores: Any, targets: ArrayLike | None, logits: bool = False) -> tuple[Scores, Indices]:
@@ -343,8 +342,9 @@ class Decider:
         choose("combine", self.combine, COMBINATIONS)
         choose("calibration", self.calibration or "none", CALIBRATORS)
         RULES[choose("rule", self.rule, RULES)](utility, None)
-        if warn and self.rule in WARNINGS:
-            warnings.warn(WARNINGS[self.rule], stacklevel=4)
+        doubts = [WARNINGS.get(self.rule, ""), wording.UPSIDE_DOWN if utility.upside_down else ""]
+        for doubt in filter(None, doubts if warn else ()):
+            warnings.warn(doubt, stacklevel=4)
         if self.fitted is not None:
             check_affine(self.fitted, len(utility.classes))
         forms: dict[str, Callable[[Any], Any]] = {

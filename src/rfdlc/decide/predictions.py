@@ -223,7 +223,10 @@ def _from_table(path: Path, classes: Classes | None, logits: bool) -> Prediction
     try:
         values, found = read_numbers(file, classes.names, texts)
     except InputError as error:
-        hint = f"; every column but {' and '.join(BOOK_KEEPING)} is a class: rename that of the true classes to target"
+        others = "leave others out, and call that of the true classes target"
+        hint = f"; every column but {' and '.join(BOOK_KEEPING)} is a class: {others}"
+        if {"action", "runner_up"} <= {*file.names}:
+            hint = "; these are decisions: give the file of probabilities that they were made from"
         raise InputError(f"{error}{hint if 'column' in str(error) else ''}") from None
     kind, known = "logits" if logits else "probabilities", {"targets": found.get("target"), "ids": found.get("id")}
     return Predictions(**{kind: values}, **known, classes=classes, corrected=CORRECTED in found.get(KIND, ()))

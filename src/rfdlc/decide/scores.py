@@ -1,6 +1,6 @@
 """Scores: probabilities or logits of any model as one checked array (M particles, N samples, C classes)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -80,6 +80,14 @@ class Scores:
             hashes["ids"] = np.frombuffer(digests, dtype=np.uint64)
         sorted_hashes = {kind: (np.unique(each), len(each)) for kind, each in hashes.items()}
         return {kind: each[:most] for kind, (each, n) in sorted_hashes.items() if most is None or len(each) > 0.9 * n}
+
+    def share_of(self, known: Mapping[str, NDArray[np.uint64]], targets: Indices) -> float:
+        """The share of the samples with `known` fingerprints that are among these, by content or by id."""
+        found = self.fingerprints(targets) if known else {}
+        shares = {kind: float(np.isin(own, found[kind]).mean()) for kind, own in known.items() if kind in found}
+        if shares.get("ids") == 0:  # other samples may have equal scores, but hardly many in the same order
+            shares.pop("scores", None)
+        return max([*shares.values(), 0.0])
 
 
 def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:

@@ -199,6 +199,14 @@ class Utility:
         file = CsvFile(Path(path))
         try:
             utility = cls(*_read_matrix(file))
+            bare = (
+                classes is not None
+                and file.names[0] in classes.names
+                and not {*utility.classes.names} & {*classes.names}
+            )
+            expect(
+                not bare, "lines have no true class: begin each line with its class, and the first with an empty cell"
+            )
             return utility if classes is None else utility.with_classes(classes)
         except InputError as error:
             raise InputError(f"{path}{'' if str(error).startswith(' line') else ': '}{error}") from None
@@ -224,6 +232,14 @@ class Utility:
     def decided_class(self) -> Indices:
         """The class that each action decides for, or -1 if it hands the sample over."""
         return _places(self.actions, self.classes.names)
+
+    @cached_property
+    def upside_down(self) -> bool:
+        """Whether every right decision is worth the least of its row, as if costs were taken for utilities."""
+        own = self.class_action
+        among = self.matrix[:, own]  # (C, C): what deciding for each class is worth
+        right = among.diagonal()
+        return bool((own >= 0).all() and (right == among.min(axis=1)).all() and (right < among.max(axis=1)).any())
 
     @cached_property
     def class_action(self) -> Indices:

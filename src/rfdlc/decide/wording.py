@@ -11,6 +11,14 @@ if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
 
 FAR = 0.2  # total variation between class frequencies and the prior decided for that gets a warning
+TIMES, ERRORS = (
+    3.0,
+    4.0,
+)  # so does a class that is more or less frequent by that factor and by that many standard errors
+UPSIDE_DOWN = (
+    "every right decision is worth the least of its row: if these are costs, turn them into a utility "
+    "(Utility.from_costs; on the command line --costs)"
+)
 CORRECTED_TWICE = (
     "these probabilities are calibrated and corrected already (their column rfdlc_scores says so), and a second time "
     "would distort them: decide them without --decider, --calibrate and priors, or write raw ones (rfdlc predict --raw)"
@@ -54,10 +62,15 @@ def prior_warning(decider: "Decider", targets: Indices) -> str | None:
     """What to say if the class frequencies of labelled samples are far from the prior that is decided for."""
     classes, size, prior = decider.utility.classes, max(1, len(targets)), decider.decided_prior
     found = np.bincount(targets, minlength=len(classes)) / size
-    if prior is None or np.abs(found - prior).sum() / 2 < FAR + 0.5 * np.sqrt(len(classes) / size):
+    if prior is None:
+        return None
+    far = np.abs(found - prior).sum() / 2 >= FAR + 0.5 * np.sqrt(len(classes) / size)
+    unlike = np.maximum(found, prior) >= TIMES * np.minimum(found, prior)
+    error = np.sqrt(np.maximum(prior * (1 - prior), found * (1 - found)) / size)
+    if not far and not (unlike & (np.abs(found - prior) > ERRORS * error)).any():
         return None
     return (
         f"the samples have the class frequencies {in_words(classes, found)}, but decisions are made for the class "
         f"prior {in_words(classes, prior)}: set the target prior (target_prior, --target-prior) to theirs, if it "
-        "is that of future samples"
+        "is that of future samples; metrics are of the samples as they are"
     )

@@ -200,7 +200,7 @@ class Reader:
         array = np.array(given, np.float64)
         array = array[None] if array.ndim == 2 else array
         _check((array >= 0).all() and (np.abs(array.sum(axis=2) - 1) <= SUM_TOLERANCE).all())
-        _check(self.weights is None or len(self.weights) == len(array))
+        _check(self.weights is None or len(array) in (1, len(self.weights)))
         return array
 
     def _utility(self, given: UtilitySpec) -> Utility:
