@@ -49,6 +49,13 @@ class Normalisation:
         varies = (inputs != inputs[:1]).any(axis=0) & (std > np.finfo(np.float32).tiny)
         return cls(tuple(mean.tolist()), tuple(np.where(varies, std, 1.0).tolist()))
 
+    @classmethod
+    def of_table(cls, features: NDArray[np.float32], encoder: TableEncoder) -> "Normalisation":
+        """Of numbers; marks (0 or 1) stay as they are: a rare one would become huge."""
+        measured, scaled = cls.of(features), encoder.kinds == "number"
+        mean, std = np.where(scaled, measured.mean, 0.0), np.where(scaled, measured.std, 1.0)
+        return cls(tuple(mean.tolist()), tuple(std.tolist()))
+
 
 # Measured on ImageNet by those who first published models for it; the usual choice for photographs.
 PHOTOGRAPHS = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -138,6 +138,14 @@ def strays_among(values: Sequence[str]) -> str:
     return ""
 
 
+def frame_columns(frame: Any) -> dict[str, Column]:
+    """The columns of a data frame: numbers as they are, all others as objects."""
+    columns = {str(name): frame[name] for name in frame.columns}
+    arrays = {name: column.to_numpy() for name, column in columns.items()}
+    others = [name for name, array in arrays.items() if array.dtype.kind not in "iuf"]
+    return arrays | {name: np.fromiter(columns[name], dtype=object, count=len(frame)) for name in others}
+
+
 @dataclass(frozen=True)
 class ColumnCode:
     """How one column becomes features: a number or date (median where missing), or one feature per category."""

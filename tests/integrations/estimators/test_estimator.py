@@ -321,3 +321,27 @@ def test_wrong_input(three, named):
         RFDLCClassifier(particles=0).fit(X, y)
     with pytest.warns(UserWarning, match="no class has two samples"):
         RFDLCClassifier(**SMALL).fit(X[:3], [0, 1, 2])
+
+
+@pytest.mark.parametrize("backbone", ["mlp", "trees"])
+def test_data_frames_are_read_as_rfdlc_train_reads_tables(backbone):
+    """Features and their scaling are those of `rfdlc.load`; names of columns are checked as scikit-learn does."""
+    rng = np.random.default_rng(0)
+    size = rng.normal(size=120)
+    frame = pd.DataFrame({"size": size, "line": rng.choice(["a", "b"], 120), "day": "31.1.2024", "flag": True})
+    frame.loc[3, "size"], frame.loc[5, "line"] = np.nan, None
+    y = np.where(size > 0.8, "rare", "usual")
+    model = rfdlc.RFDLCClassifier(backbone=backbone, epochs=3, random_state=0).fit(frame, y)
+    data = rfdlc.load(frame.assign(target=y), test_fraction=0)
+    assert [code.name for code in model.encoder_.columns] == list(model.feature_names_in_) == list(frame)
+    assert model.encoder_.features == data.encoder.features
+    np.testing.assert_allclose(model.normalisation_.mean, data.normalisation.mean, atol=1e-6)
+    assert model.n_features_in_ == 4
+    p = pickle.loads(pickle.dumps(model)).predict_proba(frame[:7])  # noqa: S301
+    np.testing.assert_allclose(p, model.predict_proba(frame[:7]), atol=1e-7)
+    with pytest.raises(InputError, match="X has no columns: expected a data frame"):
+        model.predict(frame.to_numpy())
+    with pytest.raises(ValueError, match="yet now missing:\n- line"):
+        model.predict(frame.drop(columns="line"))
+    plain = rfdlc.RFDLCClassifier(backbone="mlp", epochs=1, random_state=0).fit(frame[["size"]].fillna(0), y)
+    assert plain.encoder_ is None

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.data.table import Column, ColumnCode, TableEncoder, as_numbers, parse_column, strays_among, text_column
+from rfdlc.data.table import (
+    Column,
+    ColumnCode,
+    TableEncoder,
+    as_numbers,
+    frame_columns,
+    parse_column,
+    strays_among,
+    text_column,
+)  # fmt: skip
 from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import check_names, open_table, read_columns, split_name
 
@@ -66,10 +75,8 @@ def read(
     whole = Split(encoder.transform(columns), labels, ids, group_of)
     splits = {name: whole.take(rows) for name, rows in positions.items()}
     notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name])), *found]
-    measured = Normalisation.of(splits["train"].array)  # of 0/1 marks a rare one would become huge
-    scaled = encoder.kinds == "number"
-    mean, std = np.where(scaled, measured.mean, 0.0), np.where(scaled, measured.std, 1.0)
-    data = Dataset.of(Path(where).stem, names, splits, notes, Normalisation(tuple(mean.tolist()), tuple(std.tolist())))
+    scaling = Normalisation.of_table(splits["train"].array, encoder)
+    data = Dataset.of(Path(where).stem, names, splits, notes, scaling)
     return replace(data, encoder=encoder, skipped=tuple(f"{where}: row {row} has no target" for row in absent))
 
 
@@ -83,10 +90,7 @@ def _codes(column: Column) -> NDArray[np.float64]:
 
 def _of_frame(frame: Any) -> Table:
     check_names("data frame", [str(name) for name in frame.columns])
-    columns = {str(name): frame[name] for name in frame.columns}
-    arrays = {name: column.to_numpy() for name, column in columns.items()}
-    others = [name for name, array in arrays.items() if array.dtype.kind not in "iuf"]
-    return arrays | {name: np.fromiter(columns[name], dtype=object, count=len(frame)) for name in others}
+    return frame_columns(frame)
 
 
 class TableRows:

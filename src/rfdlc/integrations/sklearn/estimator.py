@@ -16,10 +16,10 @@ from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
-from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, check_X_y, validate_data
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
-from rfdlc.data.table import blurred
+from rfdlc.data.table import TableEncoder, blurred, frame_columns
 from rfdlc.decide import uncertainty
 from rfdlc.decide.classes import Classes, as_classes
 from rfdlc.decide.decider import Decider
@@ -62,7 +62,8 @@ _UNCERTAINTIES: dict[str, Any] = {
 class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A mixture of trees, linear models and networks for imbalanced classes, calibrated; decides by expected utility.
 
-    It trains as `rfdlc train` trains a table. Features are standardized inside; sparse input becomes dense input.
+    It trains as `rfdlc train` trains a table: data frames may have texts, dates and missing values. Features are
+    standardized inside; sparse input becomes dense input.
 
     Parameters
     ----------
@@ -197,7 +198,11 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
 
     def _read(self, X: Any, y: Any, sample_weight: Any, groups: Any, reset: bool, labels: Any = None) -> Any:
         """Samples with a positive weight, scaled to mean 1, with labels as indices; and the sorted labels."""
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_WIDE, reset=reset)
+        encoded = self._encoded(X, reset)
+        if encoded is None:
+            X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_WIDE, reset=reset)
+        else:
+            X, y = check_X_y(encoded, y, dtype=_WIDE, estimator=self)
         check_classification_targets(y)
         if reset:
             self.offset_ = _offsets(X)
@@ -214,6 +219,21 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         group_of = None if group_of is None else group_of[rows]
         return Split(self._narrowed(X[rows]), np.searchsorted(known, y[rows]), groups=group_of, weights=weights), known
 
+    def _encoded(self, X: Any, reset: bool) -> NDArray[np.float32] | None:
+        """Features of a data frame with texts, dates or missing values, as `rfdlc train` makes them; None of others."""
+        if reset:
+            self.encoder_ = TableEncoder.fit(frame_columns(X)) if _needs_encoding(X) else None
+        encoder = getattr(self, "encoder_", None)  # pickles of earlier versions have none
+        if encoder is None:
+            return None
+        expect(hasattr(X, "columns"), f"X has no columns: expected {encoder.expected}, as in fit")
+        validate_data(self, X, reset=reset, skip_check_array=True)  # the names of columns
+        return np.asarray(encoder.transform(frame_columns(X)))
+
+    def _scaling(self, split: Split) -> Normalisation:
+        encoder = self.encoder_
+        return Normalisation.of(split.array) if encoder is None else Normalisation.of_table(split.array, encoder)
+
     def _narrowed(self, X: Any) -> NDArray[np.float32]:
         """Dense features in 32 bits, without their offsets."""
         moved = _dense(X) - self.offset_ if self.offset_.any() else X
@@ -222,7 +242,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     def _train(self, split: Split, labels: Any, counts: Any, first: bool, partial: bool = False) -> Self:
         """Train until the last epoch and calibrate; or, `partial`, for one more epoch without calibration."""
         utility = self._name_classes(labels, counts)
-        self.normalisation_: Any = Normalisation.of(split.array) if first else self.normalisation_
+        self.normalisation_: Any = self._scaling(split) if first else self.normalisation_
         data = Dataset("arrays", self.named_classes_, split, normalisation=self.normalisation_)
         config: TrainConfig = self._config(len(split), first, data)
         self.class_counts_, self.settings_ = counts, config
@@ -259,7 +279,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     def _mix(self, split: Split, labels: Any, counts: Any, first: bool) -> Self:
         """Fit a mixture, and calibrate it out of fold."""
         utility = self._name_classes(labels, counts)
-        self.normalisation_, self.class_counts_ = Normalisation.of(split.array), counts
+        self.normalisation_, self.class_counts_ = self._scaling(split), counts
         self.settings_ = config = self._config(len(split), first)
         data = _weighted(Dataset("arrays", self.named_classes_, split, normalisation=self.normalisation_))
         usual = resolve(METHOD, "", {"backbone": config.backbone, "preset": "table"}, samples=len(split))[1]
@@ -281,9 +301,17 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     def _stream(self, X: Any) -> Iterator[Floats]:
         """Particle logits (M, n, C) in batches of rows."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=_WIDE, reset=False)
+        encoded = self._encoded(X, reset=False)
+        X = validate_data(self, X, accept_sparse="csr", dtype=_WIDE, reset=False) if encoded is None else encoded
         for rows in gen_batches(X.shape[0], _ROWS):
             yield self._particle_logits(self._narrowed(X[rows]))
+
+
+def _needs_encoding(X: Any) -> bool:
+    """Whether X is a data frame with columns that are not numbers, or with missing ones."""
+    columns = [np.asarray(X[name]) for name in X.columns] if hasattr(X, "columns") else []
+    kinds = [column.dtype.kind for column in columns]
+    return any(k not in "iufb" or (k == "f" and np.isnan(c).any()) for k, c in zip(kinds, columns, strict=True))
 
 
 def _weighted(data: Dataset) -> Dataset:
