@@ -131,6 +131,17 @@ def test_a_table_of_images(photos: Path) -> None:
     np.testing.assert_array_equal(samples.read(range(3)).split.array, data.test.array)  # type: ignore[union-attr]
 
 
+def test_the_column_of_images_may_have_any_name(photos: Path) -> None:
+    photos.write_text(photos.read_text().replace("path,", "Bild,", 1))
+    data = rfdlc.load(photos)
+    assert data.kind == "images"
+    assert list(data.train.ids or ())[:2] == ["images/0.png", "images/1.ppm"]
+    away = photos.parent / "elsewhere" / "photos.csv"  # the files are not there: names like these may be a feature
+    away.parent.mkdir()
+    away.write_text(photos.read_text())
+    assert rfdlc.load(away).kind != "images"
+
+
 def test_the_groups_of_a_table_of_images_are_found(photos: Path) -> None:
     """Those of a table of features are not: a column `group` may be a feature."""
     assert rfdlc.load(photos).train.groups is None

@@ -16,6 +16,7 @@ from rfdlc.data.table import text_column
 from rfdlc.errors import InputError, expect
 from rfdlc.tables import is_table, open_table, read_columns
 
+FEW_COLUMNS = 20  # of a list of images, whatever the column of their paths is called
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
 
 
@@ -25,10 +26,11 @@ def image_column(path: Path) -> str | None:
         return None
     file = open_table(path, of_samples=True)
     usual = [name for name in file.names if name.lower() in PATHS]
-    for batch in islice(file.batches() if usual else (), 1):
-        for name in usual:
+    others = [name for name in file.names if name not in usual] if len(file.names) <= FEW_COLUMNS else []
+    for batch in islice(file.batches() if usual or others else (), 1):
+        for name in (*usual, *others):
             texts = [text for text in text_column(batch.column(name).slice(0, 100)) if text is not None]
-            if texts and all(map(is_image, texts)):
+            if texts and all(map(is_image, texts)) and (name in usual or (path.parent / texts[0]).is_file()):
                 return name
     return None
 
