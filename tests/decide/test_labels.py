@@ -74,5 +74,5 @@ def test_classes_with_too_few_samples_are_not_judged(tmp_path):
     assert told["not_judged"] == ["single"]
     assert pd.read_csv(tmp_path / "s.csv")["suggested"].tolist() == list(found.classes.select(found.suggested))
     shown = CliRunner().invoke(app, words[:2], catch_exceptions=False).stdout
-    assert f"{len(found.rows)} of 92 labels are suspicious" in shown
+    assert f"{len(found.rows)} of 92 labels have evidence against them" in shown
     assert rfdlc.Mislabelled is type(found)

@@ -338,6 +338,7 @@ def mislabelled(
     table = new_table("id", "label", "suggested", "evidence in nats", left=3)
     for row in rows[:SHOWN]:
         table.add_row(*map(str, row.values()))
-    lines = [f"{len(rows):,} of {len(predictions):,} labels are suspicious; look at the first ones first."]
+    found_of = f"{len(rows):,} of {len(predictions):,} labels have evidence against them"
+    lines = [f"{found_of}, which is weak for most: look at the first ones first, and stop where they are right."]
     lines += [f"Not judged, as they have one or two samples: {listing(found.unjudged)}."] if found.unjudged else []
     output(json, {"samples": len(predictions), "suspects": rows, "not_judged": found.unjudged}, table, *lines)

@@ -155,7 +155,8 @@ class Decider:
         check_coverage(coverage)
         checked, y = self.read_labelled(scores, targets, logits)
         p = out_of_fold(self, checked, y, folds=5 if self.overlap(checked, y) else 0)
-        options = {"prior": self.decided_prior, "shifted": self.prior_warning(y) is not None, "kind": kind} | options
+        shifted = self.prior_warning(y, rare=False) is not None
+        options = {"prior": self.decided_prior, "shifted": shifted, "kind": kind} | options
         return self.replace(sets=PredictionSets.fit(p, y, self.utility.classes, coverage=coverage, **options))
 
     def decide_sets(self, scores: Any, *, logits: bool = False, seed: int = 0) -> NDArray[np.bool_]:
@@ -300,9 +301,9 @@ class Decider:
         """The prior that is decided for, in words."""
         return wording.decided_for(self)
 
-    def prior_warning(self, targets: Indices) -> str | None:
-        """What to say if the class frequencies of labelled samples are far from the prior that is decided for."""
-        return wording.prior_warning(self, targets)
+    def prior_warning(self, targets: Indices, *, rare: bool = True) -> str | None:
+        """What to say if frequencies of labelled samples, or of a `rare` class, are far from those decided for."""
+        return wording.prior_warning(self, targets, rare)
 
     def utility_interval(self, scores: Any, estimate: PriorEstimate, *, logits: bool = False) -> tuple[float, float]:
         """The 95% interval of the mean expected utility that the uncertainty of an estimated class prior leaves."""
@@ -324,9 +325,8 @@ class Decider:
             checked = as_scores(scores, self.utility.classes, logits=logits)
         changes = any(value is not None for value in (self.fitted, self.train_prior, self.target_prior))
         expect(not (checked.corrected and changes), wording.CORRECTED_TWICE)
-        given, particles = None if self.weights is None else len(self.weights), len(checked.values)
-        fits = given in (None, particles) or particles == 1  # a single one is what they were combined to
-        expect(fits, f"{given} weights for {particles} particles: expected one per particle")
+        given, particles = 0 if self.weights is None else len(self.weights), len(checked.values)
+        expect(given in (0, particles) or particles == 1, wording.WEIGHTS.format(given, particles))
         return checked
 
     def read_labelled(self, scores: Any, targets: ArrayLike | None, logits: bool = False) -> tuple[Scores, Indices]:

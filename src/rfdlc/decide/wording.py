@@ -15,6 +15,7 @@ TIMES, ERRORS = (
     3.0,
     4.0,
 )  # so does a class that is more or less frequent by that factor and by that many standard errors
+WEIGHTS = "{} weights for {} particles: expected one per particle, or one particle that combines them"
 UPSIDE_DOWN = (
     "every right decision is worth the least of its row: if these are costs, turn them into a utility "
     "(Utility.from_costs; on the command line --costs)"
@@ -58,7 +59,7 @@ def decided_for(decider: "Decider") -> str:
     return f"decided for the class prior {'of the training data' if natural else in_words(classes, target)}"
 
 
-def prior_warning(decider: "Decider", targets: Indices) -> str | None:
+def prior_warning(decider: "Decider", targets: Indices, rare: bool) -> str | None:
     """What to say if the class frequencies of labelled samples are far from the prior that is decided for."""
     classes, size, prior = decider.utility.classes, max(1, len(targets)), decider.decided_prior
     found = np.bincount(targets, minlength=len(classes)) / size
@@ -67,7 +68,7 @@ def prior_warning(decider: "Decider", targets: Indices) -> str | None:
     far = np.abs(found - prior).sum() / 2 >= FAR + 0.5 * np.sqrt(len(classes) / size)
     unlike = np.maximum(found, prior) >= TIMES * np.minimum(found, prior)
     error = np.sqrt(np.maximum(prior * (1 - prior), found * (1 - found)) / size)
-    if not far and not (unlike & (np.abs(found - prior) > ERRORS * error)).any():
+    if not far and not (rare and (unlike & (np.abs(found - prior) > ERRORS * error)).any()):
         return None
     return (
         f"the samples have the class frequencies {in_words(classes, found)}, but decisions are made for the class "

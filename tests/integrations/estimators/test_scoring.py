@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import cross_val_predict, cross_val_score
 
 from rfdlc import InputError, Utility, UtilityClassifier, make_utility_scorer
 from rfdlc.integrations.sklearn import scoring
@@ -81,3 +81,13 @@ def test_a_scorer_of_a_metric_by_frequency():
     assert found == pytest.approx(np.mean(model.predict(X[y == 2, :1]) < 2))  # head: the first two of three classes
     with pytest.raises(InputError, match="or counts as y_train"):
         scoring.make_metric_scorer("false_head_rates.0.5")(model, X[:, :1], y)
+
+
+def test_classes_that_scikit_learn_numbers_are_named_as_the_cause():
+    X, y = load_iris(return_X_y=True)
+    names = np.array(["a", "b", "c"])[y]
+    given = UtilityClassifier(LogisticRegression(max_iter=500), UTILITY)
+    with pytest.raises(InputError, match="numbers the classes: give an array"):
+        cross_val_predict(given, X, names, cv=3, method="predict_proba")
+    by_position = UtilityClassifier(LogisticRegression(max_iter=500), UTILITY.matrix)
+    assert cross_val_predict(by_position, X, names, cv=3, method="predict_proba").shape == (150, 3)

@@ -165,8 +165,10 @@ def test_rows_of_a_table(start, tmp_path):
         np.testing.assert_allclose(outputs(answer)["probability"], expected["probability"], atol=2e-7)
         records = [dict(zip(rows, cells, strict=True)) for cells in zip(*rows.values(), strict=True)]
         assert json.loads(served.ask({"rows": records})[2])["probability"] == expected["probability"]
-        assert served.ask({"rows": [records[0], {"age": 1}]})[0] == 422
-        assert served.ask({"rows": rows | {"seen": ["soon", None]}})[0] == 422
+        status, _, body = served.ask({"rows": [records[0], {"age": 1}]})
+        assert (status, "there is no column colour, seen" in json.loads(body)["detail"]) == (422, True)
+        status, _, body = served.ask({"rows": rows | {"seen": ["soon", None]}})
+        assert (status, json.loads(body)["detail"]) == (422, "rows: 'seen' holds no dates")
         began = time.monotonic()
         assert infer(served, {"inputs": inputs[:1]}, "/v2/models/run/infer")[0] == 422
         assert time.monotonic() - began < 1

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from rfdlc.data.images import fitted, planes, unusable
 from rfdlc.decide.scores import SUM_TOLERANCE, Floats
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import listing
+from rfdlc.errors import InputError, listing
 from rfdlc.integrations.server.backend import Backend, Limits
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
@@ -192,9 +192,20 @@ class Reader:
 
     def _rows(self, given: dict[str, Any] | list[dict[str, Any]]) -> NDArray[Any]:
         names = [column.name for column in self.served.encoder.columns]
+        held = set.intersection(*map(set, given)) if isinstance(given, list) else set(given)
+        absent = [name for name in names if name not in held]
+        require(not absent, f"rows: there is no column {listing(absent)}: {self.expected['rows']}")
         if isinstance(given, list):
             given = {name: [row[name] for row in given] for name in names}
-        return self.served.encoder.transform({name: self.cells.validate_python(given[name]) for name in names})
+        cells = {name: self.cells.validate_python(given[name]) for name in names}
+        try:
+            return self.served.encoder.transform(cells)
+        except InputError:  # answers name the column, never a cell
+            for column in self.served.encoder.columns:
+                require(
+                    _fits(column, cells), f"rows: {column.name!r} holds no {'dates' if column.is_date else 'numbers'}"
+                )
+            raise
 
     def _probabilities(self, given: list[Any]) -> Floats:
         array = np.array(given, np.float64)
@@ -207,6 +218,13 @@ class Reader:
         fits = len(given.matrix) == len(self.classes) and len(given.matrix[0]) <= self.most_actions
         _check(fits and not given.model_extra)
         return Utility(given.matrix, given.classes or self.classes, given.actions).with_classes(self.classes)
+
+
+def _fits(column: Any, cells: dict[str, Any]) -> bool:
+    try:
+        return column.transform(cells[column.name]) is not None
+    except InputError:
+        return False
 
 
 def _check(fits: Any) -> None:

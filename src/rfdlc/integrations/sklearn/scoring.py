@@ -129,6 +129,10 @@ def as_utility(given: Any, classes: Classes) -> Utility:
     rows = utility.classes.names
     for name in sorted(set(present) - set(rows)):
         hint = f"{listing(rows)}{suggestion(name, rows)}"
+        if list(present) == [str(i) for i in range(len(rows))]:
+            hint += (
+                '; cross_val_predict(method="predict_proba") numbers the classes: give an array, rows as labels sort'
+            )
         raise InputError(f"y has the class {name!r} but the utility has no row for it: its rows are {hint}")
     for name in sorted(set(rows) - set(present)):
         hint = f"the classes in y are {listing(present)}{suggestion(name, present)}"

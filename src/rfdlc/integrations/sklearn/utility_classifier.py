@@ -54,7 +54,7 @@ class DecidingMixin:
         """
         check_coverage(coverage)
         p, encoded = self.predict_proba(X), _encode(validation.column_or_1d(y, warn=True), self.classes_)
-        options = {"shifted": self.decider_.prior_warning(encoded) is not None} | options
+        options = {"shifted": self.decider_.prior_warning(encoded, rare=False) is not None} | options
         options = {"prior": self.decider_.decided_prior, "kind": kind, "coverage": coverage} | options
         sets = PredictionSets.fit(p, encoded, self.named_classes_, **options)
         return self._decide_with(self.decider_.replace(sets=sets))
