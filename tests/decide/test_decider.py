@@ -134,6 +134,20 @@ class TestCombination:
         combined = Decider(Utility.one_hot(4)).probabilities(self.z[0], logits=True)  # as raw tables of a run are
         assert decider.probabilities(self.z[0], logits=True) == pytest.approx(np.asarray(combined))
 
+    def test_columns_in_another_order_are_noticed(self):
+        rng = np.random.default_rng(0)
+        y = rng.choice(3, 200, p=[0.1, 0.2, 0.7])
+        p = softmax(2.5 * np.eye(3)[y] + rng.normal(size=(200, 3)), axis=1)
+        decider = Decider(Utility.one_hot(["rare", "some", "usual"]))
+        with pytest.warns(
+            UserWarning, match=r"right for \d+% of the samples, in the order usual, rare, some for [89]\d%"
+        ):
+            decider.fit(p[:, [2, 0, 1]], y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            decider.fit(p, y)
+            decider.fit(rng.dirichlet(np.ones(3), 200), y)  # knows nothing, in any order
+
     def test_costs_taken_for_utilities_are_noticed(self):
         costs = [[0, 1, 5], [2, 0, 1], [9, 9, 0]]
         with pytest.warns(UserWarning, match="every right decision is worth the least of its row: if these are costs"):

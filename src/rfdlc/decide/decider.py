@@ -314,8 +314,7 @@ class Decider:
 
     def left_open(self, scores: Any) -> str:
         """What an estimated class prior leaves open, in words that follow `decided_for`."""
-        ends = None if self.estimate is None else self.utility_interval(scores, self.estimate)
-        return "" if ends is None else f": a mean expected utility from {ends[0]:.3g} to {ends[1]:.3g} (95% interval)"
+        return wording.left_open(self, scores)
 
     def read(self, scores: Any, logits: bool = False) -> Scores:
         """Checked scores of any source, with one column per class in the order of the utility."""
@@ -333,6 +332,7 @@ class Decider:
         """Scores and labels in the class order of the utility."""
         checked, y = self.read(scores, logits), targets_of(scores, targets, self.utility.classes)
         expect(y.shape == (len(checked),), f"{y.size} targets for {len(checked)} samples: expected one per sample")
+        wording.warn_of_order(scores, checked, y, self.utility.classes)
         return checked, y
 
     def _check(self, warn: bool = True) -> None:

@@ -1,15 +1,20 @@
 """What is said about deciders: errors, warnings, and the class prior that is decided for."""
 
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rfdlc.decide.classes import Indices
+from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import in_words, is_uniform
+from rfdlc.decide.scores import Scores
+from rfdlc.errors import listing
 
 if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
 
+ENOUGH, LIKELY = 20, 0.6  # samples, and the accuracy of another order of columns, that get a warning
 FAR = 0.2  # total variation between class frequencies and the prior decided for that gets a warning
 TIMES, ERRORS = (
     3.0,
@@ -57,6 +62,31 @@ def decided_for(decider: "Decider") -> str:
         return "decided for a uniform class prior"
     natural = classes.counts is not None and np.abs(target - classes.prior).max() < 1e-9
     return f"decided for the class prior {'of the training data' if natural else in_words(classes, target)}"
+
+
+def left_open(decider: "Decider", scores: Any) -> str:
+    """What an estimated class prior leaves open, in words that follow `decided_for`."""
+    ends = None if decider.estimate is None else decider.utility_interval(scores, decider.estimate)
+    return "" if ends is None else f": a mean expected utility from {ends[0]:.3g} to {ends[1]:.3g} (95% interval)"
+
+
+def warn_of_order(given: Any, scores: Scores, targets: Indices, classes: Classes) -> None:
+    """Warn if an array, whose columns have no names, fits its labels far better with them in another order."""
+    if isinstance(given, Predictions) or hasattr(given, "columns") or len(targets) < ENOUGH:
+        return
+    from scipy.optimize import linear_sum_assignment  # takes a while to import
+
+    counts = np.zeros((len(classes), len(classes)))
+    np.add.at(counts, (scores.values.mean(axis=0).argmax(axis=1), targets), 1 / len(targets))
+    best = linear_sum_assignment(counts, maximize=True)[1]
+    own, other = counts.trace(), counts[np.arange(len(best)), best].sum()
+    if other >= LIKELY and own < other / 2:
+        warnings.warn(
+            f"as they are, the columns of the scores are right for {own:.0%} of the samples, in the order "
+            f"{listing(classes.select(best))} for {other:.0%}: they must be in the order of the utility, or give a "
+            "data frame with the names of classes",
+            stacklevel=4,
+        )
 
 
 def prior_warning(decider: "Decider", targets: Indices, rare: bool) -> str | None:
