@@ -21,6 +21,9 @@ def test_the_leaderboard_is_that_of_the_results(monkeypatch):
 
     written = (ROOT / "docs/leaderboard.md").read_text(encoding="utf-8")
     assert written == leaderboard.page(), "run python benchmarks/leaderboard.py --write"
+    drawn = (ROOT / "docs" / leaderboard.FIGURE).read_text(encoding="utf-8")
+    for number, (title, *_) in enumerate(leaderboard.timed("cifar100-lt"), 1):
+        assert f"{number}  {title}</text>" in drawn, "run python benchmarks/leaderboard.py --write"
 
 
 def test_the_leaderboard_puts_measured_beside_published_and_invents_nothing(monkeypatch, tmp_path):

@@ -15,8 +15,6 @@ from rfdlc.training.model import method_net
 from rfdlc.training.run import Run
 
 SPEED = 2e9  # multiply-adds of one image per second, of the clock below
-
-
 SIDE = 80
 
 
@@ -43,22 +41,19 @@ def test_multiply_adds_are_about_those_of_a_forward_pass(name, size, particles):
     assert measuring._multiply_adds(net, size or 64) == pytest.approx(counted, rel=0.15)
 
 
+def side_of(net):
+    return len(net.resize.rows) if hasattr(net.resize, "rows") else SIDE
+
+
 @pytest.fixture
-def clock(monkeypatch):
+def clock(simulated_steps):
     """The time, and which networks were measured; a step takes the time of its multiply-adds."""
     now, measured = [0.0], []
-
-    def steps(net, stages, state, show):
-        side = len(net.resize.rows) if hasattr(net.resize, "rows") else SIDE
-        measured.append((net.name, side, net.particles))
-        for _ in range(100):
-            now[0] += 3 * 32 * measuring._multiply_adds(net, side) / SPEED
-            show(1, "")
-        yield
-
-    monkeypatch.setattr(measuring, "epochs", steps)
-    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: now[0])
+    simulated_steps(
+        now,
+        lambda net: 3 * 32 * measuring._multiply_adds(net, side_of(net)) / SPEED,
+        lambda net: measured.append((net.name, side_of(net), net.particles)),
+    )
     return now, measured
 
 

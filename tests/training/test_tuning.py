@@ -203,20 +203,10 @@ def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def slow(monkeypatch):
+def slow(simulated_steps):
     """A clock (now, and the seconds of a step of each particle), and the runs of each stack that was measured."""
     clock, measured = [0.0, 1.0], []
-
-    def steps(net, stages, state, show):
-        measured.append(net.runs)
-        for _ in range(100):
-            clock[0] += net.runs * net.particles * clock[1]
-            show(1, "")
-        yield
-
-    monkeypatch.setattr(measuring, "epochs", steps)
-    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
+    simulated_steps(clock, lambda net: net.runs * net.particles * clock[1], lambda net: measured.append(net.runs))
     return clock, measured
 
 

@@ -49,7 +49,7 @@ def train(
     list_settings: Annotated[bool, Option("--settings", callback=_print_settings, is_eager=True, help=LISTED)] = False,
     profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
     budget: Annotated[
-        str | None, Option("--budget", help="Time for trials and training, of each fold: 90s, 10m.")
+        str | None, Option("--budget", help="Time for trials and training (with --cv, of each fold): 90s, 10m, 2h.")
     ] = None,
     log: Annotated[str | None, Option("--log", help="Log to tensorboard, mlflow, wandb, too, comma-separated.")] = None,
     cv: Annotated[int, Option("--cv", help="Cross-validate instead, with N folds: out-of-fold predictions.")] = 0,

@@ -1,6 +1,5 @@
 """Paired comparisons: differences of every metric between two models, or two methods with several seeds each."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -9,10 +8,10 @@ import numpy as np
 from scipy import special
 
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import ANSWERED, Evaluation, entries, evaluate, rich_table
+from rfdlc.decide.evaluation import ANSWERED, Evaluation, entries, rich_table
 from rfdlc.decide.intervals import LEVEL, Array, Z, student
 from rfdlc.decide.metrics import METRICS, measure, readable
-from rfdlc.decide.outcomes import Outcomes
+from rfdlc.decide.outcomes import Outcomes, observe
 from rfdlc.errors import expect
 
 SIGNIFICANCE = 0.05
@@ -88,10 +87,8 @@ def gain_over_argmax(result: Evaluation, predictions: Any, decider: Decider) -> 
     if outcomes is None or not set(range(len(utility.classes))) <= set(utility.decided_class.tolist()):
         return None
     plain = decider.replace(rule="argmax", sets=None, budget=None, unfamiliar=None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said of the decisions themselves
-        other = evaluate(predictions, decider=plain).outcomes
-    if other is None or np.array_equal(other.actions, outcomes.actions):
+    other = observe(*plain.read_labelled(predictions, None), plain)
+    if np.array_equal(other.actions, outcomes.actions):
         return None
     metric = METRICS["mean_utility"]
     found = paired_difference(*([metric.estimates(each)[metric.name]] for each in (other, outcomes)))

@@ -236,10 +236,13 @@ class Utility:
     @cached_property
     def upside_down(self) -> bool:
         """Whether every right decision is worth the least of its row, as if costs were taken for utilities."""
-        own = self.class_action
-        among = self.matrix[:, own]  # (C, C): what deciding for each class is worth
-        right = among.diagonal()
-        return bool((own >= 0).all() and (right == among.min(axis=1)).all() and (right < among.max(axis=1)).any())
+        own, differs = self.class_action, False
+        for true in range(len(own)) if (own >= 0).all() else ():  # row by row: most utilities are known by the first
+            row = self.matrix[true, own]
+            if row[true] > row.min():
+                return False
+            differs |= bool(row[true] < row.max())
+        return differs
 
     @cached_property
     def class_action(self) -> Indices:

@@ -5,7 +5,6 @@ evaluates, writes checkpoints, or stops. Order, augmentation and mixup are funct
 training continued from the end of any epoch is the training that was never interrupted.
 """
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
 from rfdlc.training.step import Step, reduced
 
-EVALUATED = 256  # samples that are evaluated together; on a GPU, where each operation costs its start, more small ones
+EVALUATED = 256  # samples that are evaluated together
 WHITENED_AT_ONCE = 2**29  # values of a training split
 SMALLEST_CROPPED = 16  # pixels: smaller images are cropped by less than others
 SHARES = 5  # a stream of random numbers beside those of order, augmentation, mixing, sampled weights and dropout
@@ -322,11 +321,9 @@ def _evaluated(
         yield from (inputs for inputs, _ in loader.in_order())
         return
     inputs, scaled = torch.from_numpy(split.array).to(device), normaliser(normalisation, split.array.shape[1:], device)
-    small = inputs.ndim == 4 and device.type != "cpu"
-    size = EVALUATED * min(16, max(1, 2**14 // math.prod(inputs.shape[1:]))) if small else EVALUATED
-    mine = shard(len(split), group.rank, group.world_size, size)
-    for start in range(mine.start, mine.stop, size):
-        yield scaled(inputs[start : min(start + size, mine.stop)])
+    mine = shard(len(split), group.rank, group.world_size, EVALUATED)
+    for start in range(mine.start, mine.stop, EVALUATED):
+        yield scaled(inputs[start : min(start + EVALUATED, mine.stop)])
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from rfdlc.data.dataset import Dataset
-from rfdlc.data.images import PackedText
+from rfdlc.data.images import SUFFIXES, PackedText
 from rfdlc.data.sources.image_files import Entry, Fit, ImageOptions, Interpolation, is_image, listed_name, read_images
 from rfdlc.data.sources.shards import image_bytes
 from rfdlc.data.sources.table import TableRows, check_roles, classes_of, rows_of_splits, split_column
@@ -16,7 +16,7 @@ from rfdlc.data.table import text_column
 from rfdlc.errors import InputError, expect
 from rfdlc.tables import is_table, open_table, read_columns
 
-FEW_COLUMNS = 20  # of a list of images, whatever the column of their paths is called
+FEW_COLUMNS, BEGINNING = 20, 2**16  # of a list of images, whatever the column of paths is called; bytes looked at
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
 
 
@@ -26,7 +26,10 @@ def image_column(path: Path) -> str | None:
         return None
     file = open_table(path, of_samples=True)
     usual = [name for name in file.names if name.lower() in PATHS]
-    others = [name for name in file.names if name not in usual] if len(file.names) <= FEW_COLUMNS else []
+    with path.open("rb") as start:  # other tables are not read for that: their beginning says enough
+        begins = start.read(BEGINNING).lower()
+    mentioned = len(file.names) <= FEW_COLUMNS and any(suffix.encode() in begins for suffix in SUFFIXES)
+    others = [name for name in file.names if name not in usual] if mentioned else []
     for batch in islice(file.batches() if usual or others else (), 1):
         for name in (*usual, *others):
             texts = [text for text in text_column(batch.column(name).slice(0, 100)) if text is not None]

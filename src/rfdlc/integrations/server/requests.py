@@ -202,9 +202,8 @@ class Reader:
             return self.served.encoder.transform(cells)
         except InputError:  # answers name the column, never a cell
             for column in self.served.encoder.columns:
-                require(
-                    _fits(column, cells), f"rows: {column.name!r} holds no {'dates' if column.is_date else 'numbers'}"
-                )
+                kind = "dates" if column.is_date else "numbers"
+                require(_fits(column, cells), f"rows: {column.name!r}: expected {kind} as in training, or null")
             raise
 
     def _probabilities(self, given: list[Any]) -> Floats:
@@ -222,9 +221,10 @@ class Reader:
 
 def _fits(column: Any, cells: dict[str, Any]) -> bool:
     try:
-        return column.transform(cells[column.name]) is not None
+        column.transform(cells[column.name])
     except InputError:
         return False
+    return True
 
 
 def _check(fits: Any) -> None:
