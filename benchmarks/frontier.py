@@ -42,6 +42,7 @@ from rfdlc.training.model import Model
 STRONG, PENALTIES = "rf-dlc-strong", (-0.25, -1.0)
 SIX_VIEWS = {"test_flip": True, "test_shift": 1}  # as STRONG predicts
 SHORT = {"augment": "crop-flip", "mixup": 0.1, "learning_rate": 0.2, "warm_refit": True}
+ALL_SAMPLES = {"hold_out": 0, "calibration": "none"}
 Row = tuple[str, dict[str, Any]]  # a method, and settings that differ from its own
 CHOICES: dict[str, Row] = {
     "strong": (STRONG, {}),
@@ -63,9 +64,13 @@ CHOICES: dict[str, Row] = {
     "shared_stages=2": (STRONG, {"shared_stages": 2}),
     "repulsion=none": (STRONG, {"repulsion": "none"}),
     "consistency=0.5": (STRONG, {"consistency": 0.5}),
-    "all samples": (STRONG, {"hold_out": 0, "calibration": "none"}),
+    "all samples": (STRONG, ALL_SAMPLES),
     "warm refit": (STRONG, {"refit": True, "warm_refit": True}),  # beside "all samples", which is what a refit trains
     "test_shift=0": (STRONG, {"test_shift": 0}),
+    **{
+        f"cutmix={alpha:g} cutout=0": (STRONG, {**ALL_SAMPLES, "mixup": 0, "cutmix": alpha, "cutout": 0})
+        for alpha in (0.2, 1)
+    },
 }
 MEASURED: dict[str, Row] = {
     "cross-entropy": ("ce", {}),
