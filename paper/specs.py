@@ -344,6 +344,7 @@ SPECS: dict[str, Spec] = {
             "cifar10-lt-paper-profile",
             "cifar10-lt-gentler",
             "cifar10-lt-thinned",
+            "cifar100-lt",
             "cifar100-lt-paper-profile",
         ),
         (*REGIONS, "fhr"),
@@ -351,11 +352,11 @@ SPECS: dict[str, Spec] = {
             Line("CE", "ce", row="CE"),
             Line("RF-DLC", "rf-dlc-paper", row="RF-DLC", beside=REGIONS),
             Line("RF-DLC, tail-sensitive", TAIL, row="RF-DLC", beside=("fhr",)),
-            *_standard("calibrated", data=("cifar10-lt",)),
+            *_standard("calibrated", data=(*CIFARS, *(f"{name}-paper-profile" for name in CIFARS))),
         ),
         "accuracy",
         "The authors' data keep exp(-c/2.1715) of the images: 13,409 at a factor of 63, where the true factor 100 has "
-        "12,406. The last two data sets have one number of images and these two slopes.",
+        "12,406. The two of fewer images have one number of images and these two slopes.",
     ),
     "decisions": Spec(
         "Every method given the same expected-utility decision",
