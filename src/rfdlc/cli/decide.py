@@ -87,7 +87,7 @@ def decide(
         return
     lines = [f"Mean expected utility {readable(value)}; {changed:,} of {len(found):,} differ from arg max."]
     lines += _calibrated(decider, predictions)
-    lines += _handed_over(decider, found)
+    lines += _handed_over(decider, found, "these" if request.budget and predictions.scores.corrected else "held-out")
     lines += [] if found.sets is None else [_set_line(decider, found.sets.sum(axis=1))]
     lines += [] if out is None else [f"Written to {out}."]
     likely = np.bincount(found.argmax, minlength=len(decider.utility.classes))
@@ -254,16 +254,14 @@ def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[s
     return columns
 
 
-def _handed_over(decider: "rfdlc.Decider", found: "Explanation") -> list[str]:
+def _handed_over(decider: "rfdlc.Decider", found: "Explanation", which: str) -> list[str]:
     """The shares of a budget, and what one more hand-over would bring; false alarms of unfamiliar samples."""
     from rfdlc.decide.metrics import readable
     from rfdlc.decide.rules import OVER_BUDGET, UNFAMILIAR
 
     lines, budget, known = [], decider.budget, decider.unfamiliar
     if budget is not None:
-        gains = {
-            name: f"of held-out samples, the next gains {readable(price)}" for name, price in budget.prices.items()
-        }
+        gains = {name: f"of {which} samples, the next gains {readable(price)}" for name, price in budget.prices.items()}
         shares = ", ".join(f"{name} {100 * share:.3g}% ({gains[name]})" for name, share in budget.shares.items())
         kept = int((found.reason == OVER_BUDGET).sum())
         lines.append(f"Budget: {shares}; {kept:,} more samples are worth handing over.")

@@ -32,7 +32,8 @@ Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
 EXPERT = "CSV of somebody's answers, P(answer | true class), and optionally `cost`: an action of the file's name."
-BUDGET = "At most this share is handed over: `5%`, or by action: `total=10%,radiologist=2%`. Needs held-out data."
+BUDGET = "At most this share is handed over: `5%`, or by action: `total=10%,radiologist=2%`. Needs held-out data, "
+BUDGET += "but not for a table of `rfdlc predict`."
 ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs held-out data. "
 ALARM += "Found by entropy; of logits, by their energy, too; of runs with familiarity=true, by features, too."
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
@@ -106,11 +107,12 @@ class UtilityRequest:
         target = saved.target_prior if prior is None else prior
         return {"decider": self.fit_to(saved.replace(utility=utility, target_prior=target, **changes), None, model)}
 
-    def fit_to(self, decider: "rfdlc.Decider", held: "rfdlc.Predictions | None", run: Path) -> "rfdlc.Decider":
+    def fit_to(self, decider: "rfdlc.Decider", held: Any, run: Path, ready: Any = None) -> "rfdlc.Decider":
         """The decider with the sets and the handing over that the options ask for, by held-out data or the run's."""
         beside, asked = run / "held-out.npz", self.sets or self.budget or self.unfamiliar
         held = rfdlc.Predictions.load(beside) if held is None and asked and beside.is_file() else held
-        return with_deferral(with_sets(decider, self.sets, self.coverage, held), self.budget, self.unfamiliar, held)
+        decider = with_sets(decider, self.sets, self.coverage, held)
+        return with_deferral(decider, self.budget, self.unfamiliar, held, held if ready is None else ready)
 
     def read_utility(self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None") -> "rfdlc.Utility | None":
         """The utility that the options name; `--abstain` or `--expert` alone adds to that of the `saved` decider."""
@@ -149,7 +151,8 @@ class Request(UtilityRequest):
         """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
         classes = self.checked_classes()
         found = rfdlc.Predictions.load(file, classes, logits=self.logits)
-        return found, self.make_decider(file, classes, found.classes, found.named, lambda d: d.estimate_prior(found))
+        own, ready = (found.classes, found.named), found if found.scores.corrected else None
+        return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
 
     def checked_classes(self) -> "rfdlc.Classes | None":
         """The classes that the options name; raises for options that do not fit together."""
@@ -159,8 +162,13 @@ class Request(UtilityRequest):
         check_sets(self.sets, self.coverage)
         return None if self.classes is None else reading.read_classes(self.classes)
 
-    def make_decider(self, file: Path, classes: Any, own: Any, named: bool, estimate: Any) -> "rfdlc.Decider":
-        """The decider that the options ask for, for scores of `own` classes; `estimate` gives their class prior."""
+    def make_decider(
+        self, file: Path, classes: Any, own: Any, named: bool, estimate: Any, ready: "rfdlc.Predictions | None" = None
+    ) -> "rfdlc.Decider":
+        """The decider that the options ask for, for scores of `own` classes; `estimate` gives their class prior.
+
+        A budget of samples that are `ready`, calibrated and corrected, is found from them.
+        """
         saved = rfdlc.Decider.load(self.decider) if self.decider else reading.folder_decider(file)
         known = own if named or saved is None else saved.utility.classes
         built = self.costs is None and self.utility in (None, *reading.BUILDERS)
@@ -183,7 +191,7 @@ class Request(UtilityRequest):
             decider = decider.fit(held, balanced=self.balanced)
         if estimated:
             decider = decider.replace(target_prior=estimate(decider))
-        return self.fit_to(decider, held, file if self.decider is None else self.decider)
+        return self.fit_to(decider, held, file if self.decider is None else self.decider, ready)
 
     def of_each(self, count: int) -> "list[Self]":
         """The requests of several inputs, which share one calibration file or have one each."""
@@ -263,14 +271,14 @@ def with_sets(
 
 
 def with_deferral(
-    decider: "rfdlc.Decider", budget: str | None, false_alarm: str | None, held: "rfdlc.Predictions | None"
+    decider: "rfdlc.Decider", budget: str | None, false_alarm: str | None, held: Any, priced: Any
 ) -> "rfdlc.Decider":
-    """The decider with the budget and the thresholds of unfamiliar samples that the options ask for."""
+    """The decider with the budget, by `priced` samples, and the thresholds of unfamiliar ones, by held-out samples."""
     from rfdlc.decide.budgets import as_share
 
-    for option, given in (("--budget", budget), ("--unfamiliar", false_alarm)):
+    for option, given, known in (("--budget", budget, priced), ("--unfamiliar", false_alarm, held)):
         expect(
-            given is None or held is not None,
+            given is None or known is not None,
             f"{option} {given} needs held-out predictions with targets, from which thresholds are found: --calibrate "
             "FILE, or a run folder with held-out.npz (a saved decider keeps its own without the option)",
         )
@@ -280,7 +288,7 @@ def with_deferral(
         return decider
     items = (item.partition("=") for item in budget.split(","))
     pairs = {name.strip(): share for name, _, share in items} if "=" in budget else budget
-    return decider.fit_budget(held, budget=pairs)
+    return decider.fit_budget(priced, budget=pairs)
 
 
 def data_options(pairs: Iterable[str]) -> dict[str, str]:
