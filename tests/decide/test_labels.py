@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pandas as pd
+import pytest
 from typer.testing import CliRunner
 
 import rfdlc
@@ -39,6 +40,22 @@ def test_evidence_is_what_the_formula_says():
     assert found.suggested.tolist() == [expected[i][0] for i in found.rows]
     np.testing.assert_allclose(found.evidence, [expected[i][1] for i in found.rows])
     np.testing.assert_array_equal(found.labels, labels[found.rows])
+
+
+def test_labels_may_be_names_where_classes_have_names():
+    p, labels, _ = world([40, 20, 6], flips=5)
+    names, expected = ["cat", "dog", "newt"], find_mislabelled(p, labels).rows.tolist()
+    texts = np.array(names)[labels]
+    assert find_mislabelled(p, texts, classes=names).rows.tolist() == expected
+    assert find_mislabelled(pd.DataFrame(p, columns=names), pd.Series(texts)).rows.tolist() == expected
+    mixed = pd.DataFrame(p[:, ::-1], columns=names[::-1])  # matched by name
+    assert find_mislabelled(mixed, texts).rows.tolist() == expected
+    fix = r"target 'cat' is not a class: expected one of 0, 1, 2; if the classes have names, .*classes=\[\.\.\.\]"
+    for scores, given in ((p, texts), (pd.DataFrame(p), texts), (p, texts.astype(object))):
+        with pytest.raises(rfdlc.InputError, match=fix):
+            find_mislabelled(scores, given)
+    with pytest.raises(rfdlc.InputError, match=r"'bird' is not a class: expected one of cat, dog, newt$"):
+        find_mislabelled(p, ["bird"] * len(p), classes=names)
 
 
 def test_replaced_labels_come_first_also_in_the_tail():

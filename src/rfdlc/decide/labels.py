@@ -46,7 +46,8 @@ def find_mislabelled(
     scores : Predictions, table, or array (N, C) or (M, N, C)
         Probabilities by models that were not fitted to these samples, such as those of `cross_validate`.
     targets, decider, classes, logits
-        The labels, if `scores` has none; the others as in `evaluate`.
+        The labels, if `scores` has none: numbers of columns, or names that `classes` or columns of a table have. The
+        others as in `evaluate`.
 
     Examples
     --------

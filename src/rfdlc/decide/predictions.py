@@ -26,6 +26,10 @@ KEYS = {
     "unfamiliarity": ("unfamiliarity",),
     "corrected": ("corrected",),
 }
+UNNAMED = (
+    "; if the classes have names, give these in the order of the columns (classes=[...], Utility(matrix, [...]), "
+    "--classes a,b,c) or as the names of the columns"
+)
 
 
 class Predictions:
@@ -172,10 +176,13 @@ def _in_folder(path: Path) -> Path:
 def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
     """Targets as class indices: numbers are indices, text is names (or indices, if no class is named by a number)."""
     array = as_array(targets)
-    text = array.dtype.kind in "OU" and not any(map(_is_index, classes.names))
-    if text and all(map(_is_index, array.reshape(-1))):
+    text, numbers = array.dtype.kind in "OU", [_is_index(name) for name in classes.names]
+    if text and not any(numbers) and all(map(_is_index, array.reshape(-1))):
         return classes.encode(array.astype(str).astype(np.int64), "target")
-    return classes.encode(array.astype(str) if array.dtype.kind == "O" else array, "target")
+    try:
+        return classes.encode(array.astype(str) if array.dtype.kind == "O" else array, "target")
+    except InputError as error:
+        raise InputError(f"{error}{UNNAMED if text and all(numbers) else ''}") from None
 
 
 def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indices:
