@@ -13,6 +13,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli import reading
 from rfdlc.errors import InputError, choose, expect, listing, repeated
+from rfdlc.files import runs_inside
 
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
 CLASSES = "Training counts: CSV with columns class,count[,group], or JSON."
@@ -94,7 +95,8 @@ class UtilityRequest:
             made = rfdlc.OnnxModel.load(model)
             return {"utility": self.read_utility(made.classes, made.decider), "target_prior": prior}
         file = model / "classes.json"
-        expect(file.is_file(), f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)")
+        wrong = runs_inside(model) or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
+        expect(file.is_file(), wrong)
         saved = reading.folder_decider(model)
         utility = self.read_utility(rfdlc.Classes.from_json(file), saved)
         if not asked:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
 from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, KIND, Scores, as_scores, class_columns, column_order
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.files import array_of, open_npz, parse_json
+from rfdlc.files import array_of, open_npz, parse_json, runs_inside
 from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
 
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
@@ -164,13 +164,14 @@ def _in_folder(path: Path) -> Path:
     """The predictions of the test split in a run folder; other paths unchanged."""
     if not path.is_dir() or parquet_files(path):
         return path
-    expect(
-        (path / "predictions.npz").is_file(),
-        f"{path}: has no predictions.npz: its data had no test split, or the training is not finished (then "
+    if (path / "predictions.npz").is_file():
+        return path / "predictions.npz"
+    raise InputError(
+        runs_inside(path)
+        or f"{path}: has no predictions.npz: its data had no test split, or the training is not finished (then "
         f"`rfdlc resume {path}`). For labelled samples: `rfdlc predict {path} DATA --out scored.npz`, then "
-        f"scored.npz with --decider {path}/decider.json",
+        f"scored.npz with --decider {path}/decider.json"
     )
-    return path / "predictions.npz"
 
 
 def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
