@@ -208,6 +208,13 @@ class LabelledRequest(Request):
     """For commands that compare decisions with labels."""
 
     labels: Annotated[Path | None, Option(help=LABELS)] = None
+    target: Annotated[str | None, Option(metavar="COLUMN", help="The class column of --labels FILE.")] = None
+
+    def checked_classes(self) -> "rfdlc.Classes | None":
+        """As of other requests."""
+        own = f"--target {self.target} names a column of --labels FILE: give that, too; in predictions it is `target`"
+        expect(self.target is None or self.labels is not None, own)
+        return super().checked_classes()
 
     def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
         """With the labels of a file, matched by id: as it is, or by the name of the file where it is a path."""
@@ -218,12 +225,17 @@ class LabelledRequest(Request):
         from rfdlc.data.sources.table import TARGETS
         from rfdlc.decide.predictions import encode_targets
 
-        columns = {name.lower(): cells for name, cells in reading.table_columns(self.labels).items()}
+        named = reading.table_columns(self.labels)
+        columns = {name.lower(): cells for name, cells in named.items()}
         key, target = (next((name for name in names if name in columns), "") for names in (IDS, TARGETS))
+        if self.target is not None:
+            target = choose(f"{self.labels}: column", self.target, named)
+            columns[target] = named[target]  # as it is written: another one may differ in case alone
         known = [] if predictions.ids is None else predictions.ids.tolist()
         expect(known, f"{file}: has no ids, by which labels are matched: add a column id")
         key = key or id_column(self.labels, columns, {*known})
-        told = f"expected columns id (or path) and target; it has {listing(columns)}: rename those that are meant"
+        told = f"expected columns id (or path) and target; it has {listing(columns)}: rename those that are meant, "
+        told += "or name the class column by --target"
         expect(key and target, f"{self.labels}: {told}")
         for part in (str, os.path.basename):
             ids, names = [part(name) for name in known], [part(name) for name in columns[key]]
