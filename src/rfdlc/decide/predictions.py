@@ -153,8 +153,7 @@ class Predictions:
         try:
             loaded = reader(path, None if classes is None else as_classes(classes), logits)
             names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
-            for _ in loaded.scores.chunks():  # raises for the first bad value
-                pass
+            loaded.scores = loaded.scores.checked()  # raises for the first bad value
         except InputError as error:
             raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}{names}") from None
         return loaded
