@@ -14,7 +14,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import InputError, counted, expect
 
 MAX_EXPANSION = 200  # times its size, that a compressed file may unpack to
 LAST_CHARACTER = 0x10FFFF
@@ -34,6 +34,14 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # the error above says more
             beside.unlink()
+
+
+def runs_inside(folder: Path) -> str:
+    """What to say of a folder that holds run folders but is none, such as `runs/` or a cross-validation; or nothing."""
+    made = [] if (folder / "config.json").exists() else [*folder.glob("*/config.json"), *folder.glob("*/*/config.json")]
+    runs = sorted(str(file.parent) for file in made if (file.parent / "classes.json").is_file())
+    held = f"{counted(len(runs), 'run')} ({', '.join(runs[:3])}{', ...' if runs[3:] else ''})"
+    return f"{folder} is not a run folder: it holds {held}; give one of them" if runs else ""
 
 
 @contextmanager

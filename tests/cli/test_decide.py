@@ -135,6 +135,35 @@ def test_labels_from_a_file(run, folder):
         assert message in err
 
 
+def test_the_column_of_labels_in_a_file_can_be_named(run, folder):
+    frame = pandas.read_csv("test.csv")
+    frame.drop(columns="target").to_csv("bare.csv", index=False)
+    wrong = frame["target"].to_numpy()[::-1]
+    labels = frame[["id"]].assign(label=wrong, Label=wrong, Diagnosis=frame["target"], age=40)
+    labels.to_csv("labels.csv", index=False)
+    expected, words = run("evaluate", "test.csv", "--json")[1], ("--labels", "labels.csv")
+    assert run("evaluate", "bare.csv", *words, "--json")[1] != expected  # by the column label
+    assert run("evaluate", "bare.csv", *words, "--target", "Diagnosis", "--json")[1] == expected
+    labels.assign(Label=frame["target"]).to_csv("labels.csv", index=False)  # differs from label in case alone
+    assert run("evaluate", "bare.csv", *words, "--target", "Label", "--json")[1] == expected
+    compared = json.loads(run("compare", "bare.csv", "test.csv", *words, "--target", "Diagnosis", "--json")[1])
+    assert {row["difference"] for row in compared["differences"]} == {0}
+    assert run("report", "bare.csv", *words, "--target", "Diagnosis", "--bootstrap", 0)[0] == 0
+    frame.drop(columns="target").to_csv("lake.tsv", index=False, sep="\t")
+    for given, message in (
+        (
+            ["bare.csv", *words, "--target", "diagnosis"],
+            "labels.csv: column 'diagnosis' is unknown: expected one of id",
+        ),
+        (["bare.csv", *words, "--target", "diagnosis"], "did you mean 'Diagnosis'?"),
+        (["bare.csv", "--target", "Diagnosis"], "--target Diagnosis names a column of --labels FILE: give that, too"),
+        (["*.tsv", "--target", "Diagnosis"], "--target Diagnosis names a column of --labels FILE: give that, too"),
+    ):
+        code, out, err = run("evaluate", *given)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert message in err
+
+
 def test_priors_on_the_command_line(run, folder):
     base = ("decide", "test.csv", "-u", "U.csv", "-c", "counts.csv", "--json", "--train-prior")
     base = (*base, "cat=0.7,dog=0.2,newt=0.1", "--target-prior")

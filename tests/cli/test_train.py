@@ -189,6 +189,27 @@ def test_predict_hands_over_and_answers_with_sets_as_decide_does(tmp_path, folde
         run("predict", folder, "digits-lt", "-o", tmp_path / "q.npz", "--sets", "u65")
 
 
+def test_a_predicted_table_is_decided_again_with_its_budget(tmp_path, folder):
+    """Its probabilities are corrected: the budget goes to the samples that gain most, without held-out data."""
+    words, table = ["--abstain", "0.8", "--budget", "5%"], tmp_path / "p.csv"
+    assert run("predict", folder, "digits-lt", "-o", table, *words).exit_code == 0
+    with table.open(newline="") as file:
+        rows = [{name: cell for name, cell in row.items() if name != "target"} for row in csv.DictReader(file)]
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    shown = run("decide", table, *words, "-o", tmp_path / "actions.csv").stdout
+    gains = np.array([0.8 - max(float(row[str(c)]) for c in range(10)) for row in rows])
+    with (tmp_path / "actions.csv").open(newline="") as file:
+        handed = [row["action"] == "abstain" for row in csv.DictReader(file)]
+    assert np.flatnonzero(handed).tolist() == sorted(np.argsort(-gains, kind="stable")[:22].tolist())  # of 450
+    assert "Budget: total 5% (of these samples, the next gains " in shown
+    assert f"; {(gains > 0).sum() - 22} more samples are worth handing over" in shown
+    with pytest.raises(InputError, match=r"corrected already.*: decide them without --decider, --calibrate and priors"):
+        run("decide", table, *words, "--decider", folder)
+
+
 def test_evaluate_reads_the_folder(folder):
     told = json.loads(run("evaluate", folder, "--utility", "tail-sensitive", "--json").stdout)
     metrics = json.loads((folder / "metrics.json").read_text())

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rfdlc import Classes, Decider, InputError, Utility, evaluate
+from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 from rfdlc.decide.budgets import Budget, Worth, assign
 from rfdlc.decide.streams import StreamController
 
@@ -144,6 +144,19 @@ def test_prices_are_for_the_prior_that_is_decided_for():
     decider = Decider(utility, calibration=None, train_prior=[0.5, 0.5], target_prior=[0.9, 0.1])
     share = (decider.fit_budget(scores(y), y, budget=0.1).decide(scores(new)) == 2).mean()
     assert share == pytest.approx(0.1, abs=0.006)
+
+
+def test_corrected_probabilities_need_no_targets_for_a_budget():
+    decider, p = Decider(Utility.one_hot(3).with_abstain(0.9)), probabilities(1000, 3, 0)
+    table = Predictions(probabilities=p, corrected=True)
+    priced = decider.fit_budget(table, budget="5%")
+    gains = np.sort(0.9 - p.max(axis=1))[::-1]
+    assert priced.budget.prices["total"] == pytest.approx((gains[49] + gains[50]) / 2)
+    assert (priced.decide(table) == 3).sum() == (priced.decide(table, batch=True) == 3).sum() == 50
+    with pytest.raises(InputError, match="a budget needs the rule 'expected-utility', not 'argmax'"):
+        decider.replace(rule="argmax").fit_budget(table, budget="5%")
+    with pytest.raises(InputError, match="no targets"):
+        decider.fit_budget(p, budget="5%")
 
 
 def test_reasons_say_why_samples_were_handed_over_or_kept():

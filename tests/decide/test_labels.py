@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pandas as pd
+import pytest
 from typer.testing import CliRunner
 
 import rfdlc
@@ -41,6 +42,22 @@ def test_evidence_is_what_the_formula_says():
     np.testing.assert_array_equal(found.labels, labels[found.rows])
 
 
+def test_labels_may_be_names_where_classes_have_names():
+    p, labels, _ = world([40, 20, 6], flips=5)
+    names, expected = ["cat", "dog", "newt"], find_mislabelled(p, labels).rows.tolist()
+    texts = np.array(names)[labels]
+    assert find_mislabelled(p, texts, classes=names).rows.tolist() == expected
+    assert find_mislabelled(pd.DataFrame(p, columns=names), pd.Series(texts)).rows.tolist() == expected
+    mixed = pd.DataFrame(p[:, ::-1], columns=names[::-1])  # matched by name
+    assert find_mislabelled(mixed, texts).rows.tolist() == expected
+    fix = r"target 'cat' is not a class: expected one of 0, 1, 2; if the classes have names, .*classes=\[\.\.\.\]"
+    for scores, given in ((p, texts), (pd.DataFrame(p), texts), (p, texts.astype(object))):
+        with pytest.raises(rfdlc.InputError, match=fix):
+            find_mislabelled(scores, given)
+    with pytest.raises(rfdlc.InputError, match=r"'bird' is not a class: expected one of cat, dog, newt$"):
+        find_mislabelled(p, ["bird"] * len(p), classes=names)
+
+
 def test_replaced_labels_come_first_also_in_the_tail():
     """And right labels of rare classes are not flagged because the model is less certain of them."""
     hits, tail_hits, flagged = [], [], []
@@ -55,6 +72,46 @@ def test_replaced_labels_come_first_also_in_the_tail():
     assert np.mean(hits) > 0.85
     assert np.mean(tail_hits) > 0.85
     assert np.mean(flagged) < 0.2
+
+
+def test_strong_suspects_are_as_many_as_confident_learning_counts():
+    """Counted by a loop. The first ones are mostly wrong, the weak ones mostly right; right labels have few."""
+    strong, weak, false = [], [], []
+    for seed in range(10):
+        p, labels, wrong = world([300, 100, 30], seed)
+        found = find_mislabelled(p, labels)
+        own = np.array([p[i, y] for i, y in enumerate(labels)])
+        mean = [(own[labels == k].sum() + 2 * own.mean()) / ((labels == k).sum() + 2) for k in range(3)]
+        pairs = zip(found.rows, found.suggested, strict=True)
+        assert found.strong == sum(p[i, k] >= mean[k] for i, k in pairs)
+        strong.append(wrong[found.rows[: found.strong]].mean())
+        weak.append(wrong[found.rows[found.strong :]].mean())
+        false.append(find_mislabelled(*world([300, 100, 30], seed, flips=0)[:2]).strong)
+    assert np.mean(strong) > 0.9
+    assert np.mean(weak) < 0.4
+    assert np.mean(false) < 2
+
+
+def test_the_command_shows_strong_suspects_and_writes_all(tmp_path):
+    p, labels, _ = world([300, 100, 30])
+    found, names = find_mislabelled(p, labels), ["a", "b", "c"]
+    ids = [f"s{i}" for i in range(len(p))]
+    frame = pd.DataFrame(p, columns=names).assign(id=ids, target=np.array(names)[labels])
+    frame.to_csv(tmp_path / "p.csv", index=False)
+    words = ["mislabelled", str(tmp_path / "p.csv")]
+    shown = CliRunner().invoke(app, words, catch_exceptions=False).stdout
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("  s")] == [
+        ids[i] for i in found.rows[: found.strong]
+    ]
+    weak = len(found.rows) - found.strong
+    assert found.strong > 0 < weak
+    told = f"{found.strong} of 430 labels have strong evidence against them ({found.strong} are shown), {weak} more"
+    assert f"{told} have weak evidence (--out FILE writes all)." in shown
+    shown = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "s.csv")], catch_exceptions=False).stdout
+    assert f"{told} have weak evidence ({tmp_path / 's.csv'} has all)." in shown
+    written = pd.read_csv(tmp_path / "s.csv")
+    assert written["id"].tolist() == [ids[i] for i in found.rows]
+    assert written["strong"].tolist() == [True] * found.strong + [False] * weak
 
 
 def test_classes_with_too_few_samples_are_not_judged(tmp_path):
@@ -74,5 +131,6 @@ def test_classes_with_too_few_samples_are_not_judged(tmp_path):
     assert told["not_judged"] == ["single"]
     assert pd.read_csv(tmp_path / "s.csv")["suggested"].tolist() == list(found.classes.select(found.suggested))
     shown = CliRunner().invoke(app, words[:2], catch_exceptions=False).stdout
-    assert f"{len(found.rows)} of 92 labels have evidence against them" in shown
+    assert told["strong"] == found.strong
+    assert f"{found.strong} of 92 labels have strong evidence against them" in shown
     assert rfdlc.Mislabelled is type(found)

@@ -1,12 +1,13 @@
 """Predictions on disk: what is read, and what is refused."""
 
 import json
+import warnings
 
 import numpy as np
 import pandas
 import pytest
 
-from rfdlc import Classes, InputError, Predictions, evaluate
+from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 
 P = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
 NAMES = ("cat", "dog", "newt")
@@ -117,6 +118,60 @@ def test_csv_with_decimal_commas(tmp_path):
 def test_targets_by_name_and_by_index(names, targets, expected):
     loaded = Predictions(probabilities=[[1, 0], [0, 1]], targets=targets, classes=Classes(names))
     assert loaded.targets.tolist() == expected
+
+
+def test_rounded_probabilities_are_divided_by_their_sums(tmp_path):
+    text = "cat,dog,newt\n0.33,0.33,0.33\n0.34,0.34,0.33\n0.5,0.25,0.25\n"
+    with pytest.warns(UserWarning, match="are rounded: rows that do not sum to 1 are divided") as told:
+        loaded = Predictions.load(write(tmp_path / "p.csv", text))
+    assert len(told) == 1
+    expected = [[1 / 3] * 3, [34 / 101, 34 / 101, 33 / 101], [0.5, 0.25, 0.25]]
+    np.testing.assert_allclose(loaded.scores.values[0], expected, rtol=1e-12)
+    decider = Decider(Utility.one_hot(["cat", "dog", "newt"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once, when the file is read
+        np.testing.assert_allclose(decider.probabilities(loaded), expected, rtol=1e-12)
+    for kind in (np.float32, np.float64):
+        given = np.array([[0.24, 0.24, 0.25, 0.25], [0.5, 0.25, 0.25, 0]], kind)
+        with pytest.warns(UserWarning, match="are rounded"):
+            found = Decider(Utility.one_hot(4)).probabilities(given)
+        assert found.dtype == kind
+        np.testing.assert_allclose(found[0], np.array([24, 24, 25, 25]) / 98, rtol=1e-6)
+        np.testing.assert_array_equal(found[1], given[1])
+
+
+@pytest.mark.filterwarnings("ignore:the probabilities are rounded")
+@pytest.mark.parametrize("decimals", [2, 3, 4])
+def test_every_rounded_distribution_is_accepted(decimals):
+    rng = np.random.default_rng(decimals)
+    for classes in (2, 3, 10, 100):
+        p = rng.dirichlet(np.full(classes, 0.5), 2000).round(decimals)
+        assert len(Predictions(probabilities=p).scores.checked()) == 2000
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [0.24, 0.24, 0.24, 0.25],  # 0.97: more than four times 0.005
+        [0.52, 0.52, *[0] * 8],  # 1.04: eight of ten were not rounded up
+        [0.241, 0.241, 0.241, 0.25],  # 0.973: thousandths explain 0.002
+        [0.3, 0.3, 0.3],  # 0.9: rounded to hundredths at least
+        [0.32123, 0.33123, 0.33123],  # 0.98369: not rounded
+        [0] * 300,
+        [1, 1, 0],
+    ],
+)
+def test_sums_that_rounding_does_not_explain_are_refused(row):
+    with pytest.raises(InputError, match=r"row 1 of the probabilities sums to .*: expected rows that sum to 1"):
+        Predictions(probabilities=[np.eye(len(row))[0], row]).scores.checked()
+
+
+def test_floats_that_are_not_rounded_stay_as_they_are():
+    p = np.random.default_rng(0).dirichlet([1, 1, 1], 50) * np.linspace(0.991, 1.009, 50)[:, None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores = Predictions(probabilities=p).scores
+        assert scores.checked() is scores
 
 
 def write(path, text):

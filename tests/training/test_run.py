@@ -17,8 +17,10 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from typer.testing import CliRunner
 
 import rfdlc
+from rfdlc.cli import app
 from rfdlc.errors import InputError
 from rfdlc.files import owned
 from rfdlc.training import run as run_module
@@ -474,10 +476,29 @@ def test_checkpoints_come_when_time_has_passed(tmp_path, monkeypatch, pause, wri
     assert saved == written
 
 
-def test_a_cross_validation_is_not_a_run_folder(tmp_path):
-    (tmp_path / "fold-0").mkdir()
-    with pytest.raises(rfdlc.InputError, match=r"a cross-validation, of which each fold is one, such as .*fold-0"):
-        rfdlc.Model.load(tmp_path)
+def test_a_folder_of_runs_is_not_a_run_folder(tmp_path):
+    """Of `runs/`, of a cross-validation or of a sweep, which has a table: its runs are named instead."""
+    for name in ("a", "folds/fold-0", "folds/fold-1", "folds/fold-2"):
+        (tmp_path / name).mkdir(parents=True)
+        for file in ("config.json", "classes.json"):
+            (tmp_path / name / file).write_text("{}")
+    (tmp_path / "table.csv").write_text("run,accuracy\na,0.9\n")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")  # not of a run
+    first = ", ".join(str(tmp_path / name) for name in ("a", "folds/fold-0", "folds/fold-1"))
+    several = f"{tmp_path} is not a run folder: it holds 4 runs ({first}, ...); give one of them"
+    out = ["--out", tmp_path / "p.csv"]
+    commands = [["evaluate", tmp_path], ["report", tmp_path], ["compare", tmp_path, tmp_path], ["resume", tmp_path]]
+    commands += [["predict", tmp_path, "digits-lt", *words, *out] for words in ([], ["--abstain", "0.5"])]
+    for words in commands:
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert (type(result.exception), str(result.exception)) == (rfdlc.InputError, several)
+    with pytest.raises(
+        rfdlc.InputError, match=r"folds is not a run folder: it holds 3 runs .*fold-1, \S*fold-2\); give"
+    ):
+        rfdlc.Model.load(tmp_path / "folds")
+    with pytest.raises(rfdlc.InputError, match=r"other: has no predictions.npz"):
+        rfdlc.Predictions.load(tmp_path / "other")
 
 
 def test_the_name_of_a_killed_owner_is_replaced(tmp_path):

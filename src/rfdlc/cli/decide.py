@@ -87,7 +87,7 @@ def decide(
         return
     lines = [f"Mean expected utility {readable(value)}; {changed:,} of {len(found):,} differ from arg max."]
     lines += _calibrated(decider, predictions)
-    lines += _handed_over(decider, found)
+    lines += _handed_over(decider, found, "these" if request.budget and predictions.scores.corrected else "held-out")
     lines += [] if found.sets is None else [_set_line(decider, found.sets.sum(axis=1))]
     lines += [] if out is None else [f"Written to {out}."]
     likely = np.bincount(found.argmax, minlength=len(decider.utility.classes))
@@ -254,16 +254,14 @@ def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[s
     return columns
 
 
-def _handed_over(decider: "rfdlc.Decider", found: "Explanation") -> list[str]:
+def _handed_over(decider: "rfdlc.Decider", found: "Explanation", which: str) -> list[str]:
     """The shares of a budget, and what one more hand-over would bring; false alarms of unfamiliar samples."""
     from rfdlc.decide.metrics import readable
     from rfdlc.decide.rules import OVER_BUDGET, UNFAMILIAR
 
     lines, budget, known = [], decider.budget, decider.unfamiliar
     if budget is not None:
-        gains = {
-            name: f"of held-out samples, the next gains {readable(price)}" for name, price in budget.prices.items()
-        }
+        gains = {name: f"of {which} samples, the next gains {readable(price)}" for name, price in budget.prices.items()}
         shares = ", ".join(f"{name} {100 * share:.3g}% ({gains[name]})" for name, share in budget.shares.items())
         kept = int((found.reason == OVER_BUDGET).sum())
         lines.append(f"Budget: {shares}; {kept:,} more samples are worth handing over.")
@@ -317,7 +315,8 @@ def mislabelled(
     """List samples whose label is probably wrong, the most suspicious first.
 
     Needs predictions by models that have not seen the samples, such as those of `rfdlc train --cv`. Labels of rare
-    classes are judged by what is usual for these classes; classes with one or two samples are not judged.
+    classes are judged by what is usual for these classes; classes with one or two samples are not judged. As many as
+    confident learning counts have strong evidence against them, and are shown. The file has all, strong or weak.
 
     **Examples**
 
@@ -332,13 +331,16 @@ def mislabelled(
     ids = found.rows.tolist() if predictions.ids is None else predictions.ids[found.rows].tolist()
     label, suggested = ([*found.classes.select(given)] for given in (found.labels, found.suggested))
     columns = {"id": ids, "label": label, "suggested": suggested, "evidence": found.evidence.round(4).tolist()}
+    columns["strong"] = [place < found.strong for place in range(len(ids))]
     if out is not None:
         write_table(out, columns)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     table = new_table("id", "label", "suggested", "evidence in nats", left=3)
-    for row in rows[:SHOWN]:
-        table.add_row(*map(str, row.values()))
-    found_of = f"{len(rows):,} of {len(predictions):,} labels have evidence against them"
-    lines = [f"{found_of}, which is weak for most: look at the first ones first, and stop where they are right."]
+    shown, weak = min(SHOWN, found.strong), len(rows) - found.strong
+    for row in rows[:shown]:
+        table.add_row(*map(str, [*row.values()][:-1]))
+    against = f"{found.strong:,} of {len(predictions):,} labels have strong evidence against them ({shown} are shown)"
+    lines = [f"{against}, {weak:,} more have weak evidence ({f'{out} has' if out else '--out FILE writes'} all)."]
     lines += [f"Not judged, as they have one or two samples: {listing(found.unjudged)}."] if found.unjudged else []
-    output(json, {"samples": len(predictions), "suspects": rows, "not_judged": found.unjudged}, table, *lines)
+    summary = {"samples": len(predictions), "strong": found.strong, "suspects": rows, "not_judged": found.unjudged}
+    output(json, summary, *([table] if found.strong else []), *lines)

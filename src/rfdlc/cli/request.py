@@ -13,6 +13,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli import reading
 from rfdlc.errors import InputError, choose, expect, listing, repeated
+from rfdlc.files import runs_inside
 
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
 CLASSES = "Training counts: CSV with columns class,count[,group], or JSON."
@@ -32,7 +33,8 @@ Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
 EXPERT = "CSV of somebody's answers, P(answer | true class), and optionally `cost`: an action of the file's name."
-BUDGET = "At most this share is handed over: `5%`, or by action: `total=10%,radiologist=2%`. Needs held-out data."
+BUDGET = "At most this share is handed over: `5%`, or by action: `total=10%,radiologist=2%`. Needs held-out data, "
+BUDGET += "but not for a table of `rfdlc predict`."
 ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs held-out data. "
 ALARM += "Found by entropy; of logits, by their energy, too; of runs with familiarity=true, by features, too."
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
@@ -93,7 +95,8 @@ class UtilityRequest:
             made = rfdlc.OnnxModel.load(model)
             return {"utility": self.read_utility(made.classes, made.decider), "target_prior": prior}
         file = model / "classes.json"
-        expect(file.is_file(), f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)")
+        wrong = runs_inside(model) or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
+        expect(file.is_file(), wrong)
         saved = reading.folder_decider(model)
         utility = self.read_utility(rfdlc.Classes.from_json(file), saved)
         if not asked:
@@ -106,11 +109,12 @@ class UtilityRequest:
         target = saved.target_prior if prior is None else prior
         return {"decider": self.fit_to(saved.replace(utility=utility, target_prior=target, **changes), None, model)}
 
-    def fit_to(self, decider: "rfdlc.Decider", held: "rfdlc.Predictions | None", run: Path) -> "rfdlc.Decider":
+    def fit_to(self, decider: "rfdlc.Decider", held: Any, run: Path, ready: Any = None) -> "rfdlc.Decider":
         """The decider with the sets and the handing over that the options ask for, by held-out data or the run's."""
         beside, asked = run / "held-out.npz", self.sets or self.budget or self.unfamiliar
         held = rfdlc.Predictions.load(beside) if held is None and asked and beside.is_file() else held
-        return with_deferral(with_sets(decider, self.sets, self.coverage, held), self.budget, self.unfamiliar, held)
+        decider = with_sets(decider, self.sets, self.coverage, held)
+        return with_deferral(decider, self.budget, self.unfamiliar, held, held if ready is None else ready)
 
     def read_utility(self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None") -> "rfdlc.Utility | None":
         """The utility that the options name; `--abstain` or `--expert` alone adds to that of the `saved` decider."""
@@ -149,7 +153,8 @@ class Request(UtilityRequest):
         """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
         classes = self.checked_classes()
         found = rfdlc.Predictions.load(file, classes, logits=self.logits)
-        return found, self.make_decider(file, classes, found.classes, found.named, lambda d: d.estimate_prior(found))
+        own, ready = (found.classes, found.named), found if found.scores.corrected else None
+        return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
 
     def checked_classes(self) -> "rfdlc.Classes | None":
         """The classes that the options name; raises for options that do not fit together."""
@@ -159,8 +164,13 @@ class Request(UtilityRequest):
         check_sets(self.sets, self.coverage)
         return None if self.classes is None else reading.read_classes(self.classes)
 
-    def make_decider(self, file: Path, classes: Any, own: Any, named: bool, estimate: Any) -> "rfdlc.Decider":
-        """The decider that the options ask for, for scores of `own` classes; `estimate` gives their class prior."""
+    def make_decider(
+        self, file: Path, classes: Any, own: Any, named: bool, estimate: Any, ready: "rfdlc.Predictions | None" = None
+    ) -> "rfdlc.Decider":
+        """The decider that the options ask for, for scores of `own` classes; `estimate` gives their class prior.
+
+        A budget of samples that are `ready`, calibrated and corrected, is found from them.
+        """
         saved = rfdlc.Decider.load(self.decider) if self.decider else reading.folder_decider(file)
         known = own if named or saved is None else saved.utility.classes
         built = self.costs is None and self.utility in (None, *reading.BUILDERS)
@@ -183,7 +193,7 @@ class Request(UtilityRequest):
             decider = decider.fit(held, balanced=self.balanced)
         if estimated:
             decider = decider.replace(target_prior=estimate(decider))
-        return self.fit_to(decider, held, file if self.decider is None else self.decider)
+        return self.fit_to(decider, held, file if self.decider is None else self.decider, ready)
 
     def of_each(self, count: int) -> "list[Self]":
         """The requests of several inputs, which share one calibration file or have one each."""
@@ -198,6 +208,13 @@ class LabelledRequest(Request):
     """For commands that compare decisions with labels."""
 
     labels: Annotated[Path | None, Option(help=LABELS)] = None
+    target: Annotated[str | None, Option(metavar="COLUMN", help="The class column of --labels FILE.")] = None
+
+    def checked_classes(self) -> "rfdlc.Classes | None":
+        """As of other requests."""
+        own = f"--target {self.target} names a column of --labels FILE: give that, too; in predictions it is `target`"
+        expect(self.target is None or self.labels is not None, own)
+        return super().checked_classes()
 
     def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
         """With the labels of a file, matched by id: as it is, or by the name of the file where it is a path."""
@@ -208,12 +225,17 @@ class LabelledRequest(Request):
         from rfdlc.data.sources.table import TARGETS
         from rfdlc.decide.predictions import encode_targets
 
-        columns = {name.lower(): cells for name, cells in reading.table_columns(self.labels).items()}
+        named = reading.table_columns(self.labels)
+        columns = {name.lower(): cells for name, cells in named.items()}
         key, target = (next((name for name in names if name in columns), "") for names in (IDS, TARGETS))
+        if self.target is not None:
+            target = choose(f"{self.labels}: column", self.target, named)
+            columns[target] = named[target]  # as it is written: another one may differ in case alone
         known = [] if predictions.ids is None else predictions.ids.tolist()
         expect(known, f"{file}: has no ids, by which labels are matched: add a column id")
         key = key or id_column(self.labels, columns, {*known})
-        told = f"expected columns id (or path) and target; it has {listing(columns)}: rename those that are meant"
+        told = f"expected columns id (or path) and target; it has {listing(columns)}: rename those that are meant, "
+        told += "or name the class column by --target"
         expect(key and target, f"{self.labels}: {told}")
         for part in (str, os.path.basename):
             ids, names = [part(name) for name in known], [part(name) for name in columns[key]]
@@ -263,14 +285,14 @@ def with_sets(
 
 
 def with_deferral(
-    decider: "rfdlc.Decider", budget: str | None, false_alarm: str | None, held: "rfdlc.Predictions | None"
+    decider: "rfdlc.Decider", budget: str | None, false_alarm: str | None, held: Any, priced: Any
 ) -> "rfdlc.Decider":
-    """The decider with the budget and the thresholds of unfamiliar samples that the options ask for."""
+    """The decider with the budget, by `priced` samples, and the thresholds of unfamiliar ones, by held-out samples."""
     from rfdlc.decide.budgets import as_share
 
-    for option, given in (("--budget", budget), ("--unfamiliar", false_alarm)):
+    for option, given, known in (("--budget", budget, priced), ("--unfamiliar", false_alarm, held)):
         expect(
-            given is None or held is not None,
+            given is None or known is not None,
             f"{option} {given} needs held-out predictions with targets, from which thresholds are found: --calibrate "
             "FILE, or a run folder with held-out.npz (a saved decider keeps its own without the option)",
         )
@@ -280,7 +302,7 @@ def with_deferral(
         return decider
     items = (item.partition("=") for item in budget.split(","))
     pairs = {name.strip(): share for name, _, share in items} if "=" in budget else budget
-    return decider.fit_budget(held, budget=pairs)
+    return decider.fit_budget(priced, budget=pairs)
 
 
 def data_options(pairs: Iterable[str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from rfdlc.decide.classes import Classes
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import CHUNK_ROWS, CORRECTED, KIND
 from rfdlc.errors import InputError, expect, listing
+from rfdlc.files import runs_inside
 from rfdlc.tables import PARQUET, SUFFIXES, bounded, check_names, matrix_of, open_table, reading
 
 UNIT_ROWS = 2**22  # a larger Parquet file is decided in several units, so that all cores work and a kill costs little
@@ -136,6 +137,7 @@ def is_lake(source: str) -> bool:
     if names_many(source):
         return True
     run = any(os.path.exists(os.path.join(source, name)) for name in ("config.json", "predictions.npz"))
+    run = run or bool(runs_inside(Path(source)))  # whose tables are no predictions
     return os.path.isdir(source) and not run and bool(_files(*filesystem(source))[1])
 
 

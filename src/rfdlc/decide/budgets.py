@@ -104,18 +104,22 @@ def as_share(given: Any, what: str = "budget") -> float:
     return share
 
 
-def fitted_budget(decider: "Decider", scores: Scores, targets: Indices, budget: Any, handed: Any = False) -> Budget:
+def fitted_budget(
+    decider: "Decider", scores: Scores, targets: Indices | None, budget: Any, handed: Any = False
+) -> Budget:
     """Prices at which held-out samples, weighted to the prior that is decided for, keep to the budget.
 
-    Samples that are `handed` over anyway (N,) take no share.
+    Samples that are `handed` over anyway (N,) take no share. Samples without targets are not weighted.
     """
+    if targets is None:
+        p = np.concatenate([p for _, p in decider.stream(scores)])
+        return priced(decider, p, np.ones(len(p)), budget, handed)
     p = out_of_fold(decider, scores, targets, folds=5 if decider.overlap(scores, targets) else 0)
     return budget_of(decider, p, targets, budget, handed)
 
 
 def budget_of(decider: "Decider", p: Floats, targets: Indices, budget: Any, handed: Any = False) -> Budget:
     """Prices from corrected probabilities (N, C) of held-out samples."""
-    expect(decider.rule == "expected-utility", f"a budget needs the rule 'expected-utility', not {decider.rule!r}")
     prior = decider.decided_prior
     weights = np.ones(len(p)) if prior is None else prior[targets] / np.bincount(targets)[targets]
     return priced(decider, p, weights, budget, handed)
@@ -123,6 +127,7 @@ def budget_of(decider: "Decider", p: Floats, targets: Indices, budget: Any, hand
 
 def priced(decider: "Decider", p: Floats, weights: NDArray[np.float64], budget: Any, handed: Any = False) -> Budget:
     """Prices from corrected probabilities (N, C) of samples with weights (N,)."""
+    expect(decider.rule == "expected-utility", f"a budget needs the rule 'expected-utility', not {decider.rule!r}")
     utility, shares, worth = decider.utility, as_shares(budget, decider.utility), Worth.of(decider.utility, p)
     worth.gains[np.broadcast_to(handed, len(p))] = -1.0
     names, groups = limited_actions(shares, worth, utility)

@@ -130,11 +130,10 @@ class Decider:
         expect(not checked.corrected, wording.CORRECTED_TWICE)
         counts, context = self.utility.classes.counts, {"balanced": balanced, "train_prior": self.train_prior}
         context["sample_weight"] = None if sample_weight is None else as_weights(sample_weight, "sample_weight", len(y))
-        context["training_counts"] = None if counts is None else np.array(counts)
+        context |= {"target_prior": self.target_prior, "training_counts": None if counts is None else np.array(counts)}
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
         fitted = joint = None
         if self.calibration is not None:
-            context["target_prior"] = self.target_prior
             fitted = CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context)
         if len(self.utility.classes) <= CHECKED_CLASSES:
             drawn = fitted.draws() if fitted else [NoCalibration()]
@@ -171,10 +170,11 @@ class Decider:
     ) -> "Decider":
         """Return a decider that hands over at most `budget` of the samples, those for which it is worth most.
 
-        It is a share of all samples ("5%", 0.05), or shares by action: `{"radiologist": 0.02, "total": 0.1}`. Prices
-        are those of held-out samples, weighted as if their classes had the prior that is decided for.
+        It is a share ("5%", 0.05), or shares by action: `{"radiologist": 0.02, "total": 0.1}`. Prices are those of
+        held-out samples, weighted to the prior that is decided for. Corrected probabilities need no targets.
         """
-        checked, y = self.read_labelled(scores, targets, logits)
+        checked = self.read(scores, logits)
+        y = None if checked.corrected else self.read_labelled(scores, targets, logits)[1]
         return self.replace(budget=budgets.fitted_budget(self, checked, y, budget, flags(self, checked)))
 
     def fit_unfamiliar(

@@ -24,7 +24,8 @@ SHARED = 2.0  # samples by which the mean of a class is drawn to that of all cla
 class Mislabelled:
     """Positions `rows` of suspicious samples, the most suspicious first, with their `labels` and `suggested` classes.
 
-    `evidence` for the latter is in nats. `classes` are all classes, `unjudged` the names of those with too few samples.
+    `evidence` for the latter is in nats. It is strong for the first `strong` samples: as many have at least the mean
+    probability of their suggested class. `classes` are all classes, `unjudged` the names of those with too few samples.
     """
 
     rows: Indices
@@ -33,6 +34,7 @@ class Mislabelled:
     evidence: Floats
     classes: Classes
     unjudged: list[str]
+    strong: int
 
 
 def find_mislabelled(
@@ -46,7 +48,8 @@ def find_mislabelled(
     scores : Predictions, table, or array (N, C) or (M, N, C)
         Probabilities by models that were not fitted to these samples, such as those of `cross_validate`.
     targets, decider, classes, logits
-        The labels, if `scores` has none; the others as in `evaluate`.
+        The labels, if `scores` has none: numbers of columns, or names that `classes` or columns of a table have. The
+        others as in `evaluate`.
 
     Examples
     --------
@@ -67,5 +70,6 @@ def find_mislabelled(
     evidence = others[at, suggested] - plausible[at, y]
     suspects = np.flatnonzero((evidence > 0) & judged[y])
     rows = suspects[np.argsort(-evidence[suspects], kind="stable")]
+    strong = int((others[rows, suggested[rows]] >= 0).sum())
     few = [names.names[c] for c in np.flatnonzero((counts > 0) & ~judged)]
-    return Mislabelled(rows, y[rows], suggested[rows], evidence[rows], names, few)
+    return Mislabelled(rows, y[rows], suggested[rows], evidence[rows], names, few, strong)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
 from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, KIND, Scores, as_scores, class_columns, column_order
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.files import array_of, open_npz, parse_json
+from rfdlc.files import array_of, open_npz, parse_json, runs_inside
 from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
 
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
@@ -26,6 +26,10 @@ KEYS = {
     "unfamiliarity": ("unfamiliarity",),
     "corrected": ("corrected",),
 }
+UNNAMED = (
+    "; if the classes have names, give these in the order of the columns (classes=[...], Utility(matrix, [...]), "
+    "--classes a,b,c) or as the names of the columns"
+)
 
 
 class Predictions:
@@ -149,8 +153,7 @@ class Predictions:
         try:
             loaded = reader(path, None if classes is None else as_classes(classes), logits)
             names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
-            for _ in loaded.scores.chunks():  # raises for the first bad value
-                pass
+            loaded.scores = loaded.scores.checked()  # raises for the first bad value
         except InputError as error:
             raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}{names}") from None
         return loaded
@@ -160,22 +163,26 @@ def _in_folder(path: Path) -> Path:
     """The predictions of the test split in a run folder; other paths unchanged."""
     if not path.is_dir() or parquet_files(path):
         return path
-    expect(
-        (path / "predictions.npz").is_file(),
-        f"{path}: has no predictions.npz: its data had no test split, or the training is not finished (then "
+    if (path / "predictions.npz").is_file():
+        return path / "predictions.npz"
+    raise InputError(
+        runs_inside(path)
+        or f"{path}: has no predictions.npz: its data had no test split, or the training is not finished (then "
         f"`rfdlc resume {path}`). For labelled samples: `rfdlc predict {path} DATA --out scored.npz`, then "
-        f"scored.npz with --decider {path}/decider.json",
+        f"scored.npz with --decider {path}/decider.json"
     )
-    return path / "predictions.npz"
 
 
 def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
     """Targets as class indices: numbers are indices, text is names (or indices, if no class is named by a number)."""
     array = as_array(targets)
-    text = array.dtype.kind in "OU" and not any(map(_is_index, classes.names))
-    if text and all(map(_is_index, array.reshape(-1))):
+    text, numbers = array.dtype.kind in "OU", [_is_index(name) for name in classes.names]
+    if text and not any(numbers) and all(map(_is_index, array.reshape(-1))):
         return classes.encode(array.astype(str).astype(np.int64), "target")
-    return classes.encode(array.astype(str) if array.dtype.kind == "O" else array, "target")
+    try:
+        return classes.encode(array.astype(str) if array.dtype.kind == "O" else array, "target")
+    except InputError as error:
+        raise InputError(f"{error}{UNNAMED if text and all(numbers) else ''}") from None
 
 
 def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indices:

@@ -1,7 +1,8 @@
 """Scores: probabilities or logits of any model as one checked array (M particles, N samples, C classes)."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -20,7 +21,8 @@ DECIDED = ("action", "expected_utility")  # nor are these two, if both are there
 DETAILS = ("reason", "set", "set_size")  # nor these, beside those two
 LOGGED = ("time", "decider")  # nor these of a log of decisions
 KIND, CORRECTED, RAW = "rfdlc_scores", "corrected", "raw"  # a column that says what the probabilities are
-SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much: files often hold rounded probabilities
+SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much, and by more where rounding explains it
+ROUNDED, MOST_LOST = (2, 3, 4), 0.5  # decimals of rounded probabilities, and the most that is explained by it
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
 CONSECUTIVE = 16  # samples whose scores together are not equal by chance
 CHUNK_ELEMENTS = 1 << 18  # work in chunks that stay in the processor's cache
@@ -56,9 +58,13 @@ class Scores:
         particles, samples, classes = self.values.shape
         rows = max(CHUNK_ROWS, CHUNK_ELEMENTS // (particles * classes))
         for start in track(range(0, samples, rows), "Reading scores"):
-            piece = self.values[:, start : start + rows]
-            _check_values(piece, start, self.logits)
-            yield slice(start, start + rows), piece
+            yield slice(start, start + rows), _checked(self.values[:, start : start + rows], start, self.logits)
+
+    def checked(self) -> "Scores":
+        """The same scores, with all values checked; rounded rows are divided by their sums."""
+        pieces = [piece for _, piece in self.chunks()]
+        same = all(np.may_share_memory(piece, self.values) for piece in pieces)
+        return self if same else replace(self, values=np.concatenate(pieces, axis=1))
 
     def fingerprints(self, targets: Indices, most: int | None = None) -> dict[str, NDArray[np.uint64]]:
         """Hashes of the samples by `scores` and class, by `ids` and by `order`; the `most` smallest, if distinct.
@@ -176,11 +182,11 @@ def _plain_array(given: Any) -> Floats:
         raise InputError(f"scores must be numbers, but they cannot be read as such ({error})") from None
 
 
-def _check_values(piece: Floats, start: int, logits: bool) -> None:
-    """Raise for the first bad row of a chunk (M, n, C); a good one costs two passes over cached memory."""
+def _checked(piece: Floats, start: int, logits: bool) -> Floats:
+    """A chunk (M, n, C), rounded rows divided by their sums; raises for a bad row. A good one costs two passes."""
     total = piece.sum(axis=2)
     if np.isfinite(total).all() if logits else (np.abs(total - 1) <= SUM_TOLERANCE).all() and piece.min() >= 0:
-        return
+        return piece
     rounded = piece.min() > -SUM_TOLERANCE
     fix = "set values that rounding left below 0 to 0" if rounded else "for logits set logits"
     for wrong, expected in (
@@ -191,15 +197,27 @@ def _check_values(piece: Floats, start: int, logits: bool) -> None:
             value = piece[particle, row, column]
             where = f"row {start + row}, column {column} (counted from 0)"
             raise InputError(f"scores hold {value} in {where}: expected {expected}")
-    if not logits:
-        particle, row = np.argwhere(np.abs(total - 1) > SUM_TOLERANCE)[0].tolist()
-        fix = "divide each row by its sum, or set logits if these are logits"
-        if piece.shape[2] == 1:
-            fix = "there is one column: for two classes add the other one (1 - p)"
+    if logits:
+        return piece
+    off = np.abs(total - 1)
+    for particle, row in np.argwhere(off > np.maximum(SUM_TOLERANCE, _rounding(piece, total)))[:1].tolist():
+        one = "there is one column: for two classes add the other one (1 - p)"
+        fix = one if piece.shape[2] == 1 else "divide each row by its sum, or set logits if these are logits"
         raise InputError(
             f"row {start + row} of the probabilities sums to {total[particle, row]:.6g}: expected rows that sum to 1; "
             f"{fix}; rows count from 0"
         )
+    warnings.warn("the probabilities are rounded: rows that do not sum to 1 are divided by their sums", stacklevel=1)
+    return np.asarray(piece / np.where(off > SUM_TOLERANCE, total, total.dtype.type(1))[..., None])
+
+
+def _rounding(piece: Floats, total: Floats) -> Floats | float:
+    """How much rounding changes sums (M, n) at most: half a unit of the last decimal per value; no 0 was enlarged."""
+    for decimals in ROUNDED:
+        if np.allclose(piece, piece.round(decimals), rtol=0, atol=1e-7):
+            rounded = np.where(total > 1, np.count_nonzero(piece, axis=2), piece.shape[2])
+            return np.minimum(rounded * 0.5 / 10**decimals + 1e-6, MOST_LOST)  # and what adding them up rounds
+    return 0.0
 
 
 def _count_rows(ids: list[str]) -> bool:

@@ -36,7 +36,7 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
-from rfdlc.files import as_csv, owned, parse_json, read_json, replace_durably, sha256_of
+from rfdlc.files import as_csv, owned, parse_json, read_json, replace_durably, runs_inside, sha256_of
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.pretrained import Start, Weights
@@ -181,9 +181,7 @@ class Run:
         try:
             return read_json(self.path / name)
         except InputError as error:
-            folds = self.path / "fold-0"
-            problem = f"a cross-validation, of which each fold is one, such as {folds}" if folds.is_dir() else error
-            raise InputError(f"{self.path} is not a run folder: {problem}") from None
+            raise InputError(runs_inside(self.path) or f"{self.path} is not a run folder: {error}") from None
 
     def checkpoint(self, name: str = LAST) -> Checkpoint | None:
         """The last checkpoint, the one before it where it is damaged or missing, or a kept one; None if none exists."""
