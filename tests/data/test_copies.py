@@ -41,6 +41,28 @@ def test_equal_rows_are_copies(dtype: type) -> None:
     assert len(first_copies(rows[:0])) == len(first_copies(np.zeros((0, 3, 40, 40), np.uint8))) == 0
 
 
+def test_oversampled_rows_are_copies_and_few_values_are_not(tmp_path: Path) -> None:
+    """Labels that cannot be learned: accuracy above that of the most frequent class would be that of copies."""
+    rng = np.random.default_rng(1)
+    noise = rng.normal(size=(300, 4))
+    for times in (np.full(300, 2), np.where(np.arange(300) < 4, 100, 1)):  # all twice, or a rare class often
+        rows = rng.permutation(np.repeat(noise, times, axis=0))
+        assert first_copies(rows).tolist() == naive(rows)
+    few = rng.integers(0, [2, 3, 4, 5], (1_000, 4)).astype(float)
+    few[:, 3] = np.where(rng.random(1_000) < 0.9, few[:, 2], few[:, 3])  # depend on each other
+    assert first_copies(few).tolist() == list(range(1_000))
+    mixed = np.column_stack([few, rng.normal(size=1_000)])
+    assert first_copies(np.tile(mixed, (3, 1))).tolist() == list(range(1_000)) * 3
+    table = np.concatenate([noise, noise[rng.random(300) < 0.7]])
+    file = tmp_path / "table.csv"
+    lines = [f"{','.join(map(str, row))},{'ab'[int(row[0] > 0)]}" for row in table.tolist()]
+    file.write_text("\n".join(["a,b,c,d,target", *lines]))
+    data = rfdlc.load(file)
+    train, test = ({row.tobytes() for row in split.array} for split in (data.train, data.splits["test"]))
+    assert not train & test
+    assert any("copies" in note for note in data.notes)
+
+
 def test_images_that_look_the_same_are_copies() -> None:
     images = photographs(40)
     darker = np.clip(0.8 * images[3].astype(float) + 10, 0, 255).astype(np.uint8)

@@ -16,6 +16,8 @@ ALIKE = 0.99  # the correlation of two thumbnails from which on images look the 
 THUMBNAIL, SMALLEST = 16, 32  # sides of thumbnails, and of images that are compared by them
 MOST_COMPARED, MOST_FILES = 20_000, 50_000  # more images, or files, are compared by their content alone, or not at all
 MOST_COPIES = 100  # or a hundredth of the samples: what is more frequent is no copy, as in tables with few values
+MOST_OVERSAMPLED = 20  # sets of a twentieth of the rows, where classes are oversampled and values are not few
+BY_CHANCE = 0.01  # of the equal pairs must be expected by chance: columns depend on each other, so more are found
 FLAT = 8.0  # the standard deviation of a thumbnail, in grey levels, below which it shows nothing
 TAIL = 4096  # bytes at the end of a file that are compared
 
@@ -24,13 +26,15 @@ def first_copies(inputs: NDArray[Any] | ImageFiles) -> Indices:
     """(N,) the first sample of which each is a copy: its own place if it is none.
 
     Files have the same content if size and last bytes agree. Images in memory are also compared by thumbnails, wherever
-    there are not too many. If more than half of the rows of features are repeated, they are taken for coincidences.
+    there are not too many. If most rows of features are repeated, and values are few, they are taken for coincidences.
     """
     count = len(inputs)
     if isinstance(inputs, ImageFiles):
         return joined(first_of(_hashed(_ends(inputs)))) if count <= MOST_FILES else np.arange(count)
     if inputs.ndim == 2:
         exact = first_of(_row_hashes(inputs))
+        if not _by_chance(inputs, exact):
+            return joined(exact, count // MOST_OVERSAMPLED)
         copied = np.bincount(exact, minlength=count)[exact] > 1
         return np.arange(count) if 2 * copied.sum() > count else joined(exact)
     exact = first_of(hashes(inputs))
@@ -44,10 +48,22 @@ def first_of(keys: NDArray[Any]) -> Indices:
     return start[numbers]
 
 
-def joined(first: Indices) -> Indices:
-    """`first` without the sets that are too large to be copies."""
-    large = np.bincount(first, minlength=len(first)) > max(MOST_COPIES, len(first) // 100)
+def joined(first: Indices, most: int = 0) -> Indices:
+    """`first` without the sets that are too large to be copies, of more than `most` samples or so."""
+    large = np.bincount(first, minlength=len(first)) > max(MOST_COPIES, len(first) // 100, most)
     return np.where(large[first], np.arange(len(first)), first)
+
+
+def _by_chance(rows: NDArray[Any], first: Indices) -> bool:
+    """Whether pairs of equal rows are explained by how often different rows agree in each column, if independent."""
+    different, times = np.unique(first, return_counts=True)
+    expected, found = len(rows) ** 2 / 2, (times * (times - 1.0)).sum() / 2
+    for column in rows[different].T:
+        if expected < found * BY_CHANCE:
+            return False
+        count = np.unique(column, return_counts=True)[1]
+        expected *= (count * (count - 1.0)).sum() / max(1, len(column) * (len(column) - 1))
+    return bool(expected >= found * BY_CHANCE)
 
 
 def components(first: Indices, pairs: Indices) -> Indices:

@@ -311,6 +311,24 @@ def test_rows_of_a_table(tmp_path):
         exported.decide({"age": ["39", "40"], "dose": ["0", "3e38"], "colour": ["blue", "red"]})
 
 
+def test_rows_far_from_all_training_rows(tmp_path):
+    """Log probabilities of -100 and below, of which no exponential is left in 32 bits; a date of 0 is far, too."""
+    rng = np.random.default_rng(0)
+    amount, day = rng.lognormal(0, 1, 200), np.datetime64("2024-01-01") + rng.integers(0, 60, 200)
+    kind = np.digitize(np.log(amount) + rng.normal(0, 0.5, 200), [0.8, 1.6])
+    lines = [f"{a:.4f},{d},{'low mid high'.split()[k]}" for a, d, k in zip(amount, day, kind, strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(["amount,day,kind", *lines]))
+    options = {"data_options": {"target": "kind"}, "device": "cpu"}
+    model = rfdlc.train(tmp_path / "rows.csv", "rf-dlc", tmp_path / "run", **options)
+    assert model.config.backbone == "mixture"
+    exported = rfdlc.OnnxModel.load(rfdlc.export(tmp_path / "run", tmp_path / "model.onnx").path)
+    rows = {"amount": ["1", "1000", "1e6", "-1000"], "day": ["2024-01-09", "2024-01-09", "2030-01-01", "1970-01-01"]}
+    predictions = model.predict(rows)
+    assert predictions.scores.values.min() < -500
+    own = model.decider.probabilities(predictions)
+    np.testing.assert_allclose(exported.decide(rows).probabilities, own, rtol=0, atol=1e-4)
+
+
 def test_dates_of_new_rows(tmp_path):
     """Read alike from a file, a frame, arrays and lists, by the run and by what is exported."""
     pd, day = pytest.importorskip("pandas"), np.timedelta64(1, "D")

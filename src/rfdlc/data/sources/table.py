@@ -66,6 +66,7 @@ def read(
     ids, identity, left_out = _identities(table, columns)
     told = "; ".join(["", *left_out, *notes])
     expect(columns, f"{where}: no column is left to learn from beside the target {target!r}{told}")
+    first = None
     if column is None and test_fraction:
         first = first_copies(np.stack([_codes(column) for column in columns.values()], 1))
         kept, held = hold_out_indices(labels, test_fraction, seed, group_of, first)
@@ -73,6 +74,7 @@ def read(
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
     encoder = replace(encoder, identity=identity)
     whole = Split(encoder.transform(columns), labels, ids, group_of)
+    vars(whole).update({} if first is None else {"first": first})  # of the texts and numbers as they were split
     splits = {name: whole.take(rows) for name, rows in positions.items()}
     notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name])), *found]
     scaling = Normalisation.of_table(splits["train"].array, encoder)

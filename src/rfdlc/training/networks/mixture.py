@@ -171,8 +171,7 @@ class Networks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         log_p = self.net(x.expand(self.net.runs, *x.shape)).log_softmax(-1)  # (R, M, B, C)
-        mean: Tensor = log_p.logsumexp(1) - float(np.log(log_p.shape[1]))
-        return mean
+        return log_mean(log_p.transpose(0, 1))
 
 
 class Mixture(nn.Module):
@@ -210,10 +209,18 @@ class Mixture(nn.Module):
 
     def _particle(self, number: int, logits: Tensor) -> Tensor:
         calibrated = (logits * self.slope[number] + self.bias[number]).log_softmax(-1)
-        if len(logits) == 1:
-            return calibrated[0]
-        folds = calibrated[:-1].logsumexp(0) - float(np.log(len(logits) - 1))
-        return torch.logaddexp(folds, calibrated[-1]) - float(np.log(2))
+        folds = len(logits) - 1
+        return log_mean(calibrated, [*[0.5 / folds] * folds, 0.5] if folds else [1.0])
+
+
+def log_mean(log_p: Tensor, weights: Sequence[float] = ()) -> Tensor:
+    """Logarithm of the mean of probabilities (K, ...) over K, equally or with weights.
+
+    Written out, as exported graphs compute torch.logaddexp by logarithms of what may be 0.
+    """
+    top = log_p.amax(0)
+    shares = log_p.new_tensor([*weights] or [1 / len(log_p)] * len(log_p))
+    return (shares.view(-1, *[1] * top.ndim) * (log_p - top).exp()).sum(0).log() + top
 
 
 KINDS: dict[str, Any] = {

@@ -79,7 +79,7 @@ def engagement(logits: Tensor) -> Tensor:
     w_i+1 = w_i u_i / (1 - conflict), the conflict being sum_{j != k} b_i-1[j] b_i[k] (Li et al. 2022, Dempster-Shafer).
     """
     log_classes = torch.full_like(logits[..., 0], logits.shape[-1]).log()
-    log_strength = torch.logaddexp(logits.logsumexp(-1), log_classes)  # (..., M, B)
+    log_strength = torch.cat([logits, log_classes[..., None]], -1).logsumexp(-1)  # (..., M, B)
     belief, unsure = (logits - log_strength[..., None]).exp(), (log_classes - log_strength).exp()
     before, after = unsure[..., :-1, :], unsure[..., 1:, :]
     # 1 - conflict, written without a difference of numbers near 1
