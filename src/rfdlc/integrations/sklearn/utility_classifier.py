@@ -28,6 +28,8 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 from rfdlc.integrations.sklearn.scoring import Labels, action_labels, as_utility, label_names, named_prior
 
+WEIGHED = 100  # samples from which on several calibrators are weighed: fewer cannot tell which is better
+
 
 class DecidingMixin:
     """Decisions of an estimator with `predict_proba`: it names its `classes_`, is fitted, and gets a `decider_`."""
@@ -105,8 +107,9 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         U[true, action]: a `Utility`, a data frame, the path of a CSV file, an array with its rows in the order of the
         sorted labels, "one-hot" (also None), or "tail-sensitive" (by the number of samples in y). Columns that are not
         classes are additional actions, such as "abstain". Pass costs with their sign changed.
-    calibration : str or None, default "temperature"
-        A calibrator of `rfdlc.decide.calibrators.CALIBRATORS`; "auto" weighs several, though not by sample weights.
+    calibration : str or None, default "auto"
+        A calibrator of `rfdlc.decide.calibrators.CALIBRATORS`. "auto" weighs several by folds, in which a sample of
+        weight 2 is not two samples; below 100 samples it is "temperature".
     target_prior, estimator_prior : str, dict or array, default "train"
         Class priors where decisions are made, and of the estimator's probabilities: "train" (as in y), "uniform" (of an
         estimator that balances the classes by weights or sampling), or shares by class.
@@ -138,7 +141,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
     estimator: Any
     utility: Any = None
     _: KW_ONLY
-    calibration: str | None = "temperature"
+    calibration: str | None = "auto"
     target_prior: PriorLike = "train"
     estimator_prior: PriorLike = "train"
     cv: Any = 5
@@ -165,6 +168,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
             folds = whole or list(self._folds(X, y, encoded, weights, groups))
             expect(folds, "no sample can be held out for calibration: use fewer folds (cv), or calibration=None")
             scores, held = (np.concatenate([fold[i] for fold in folds]) for i in (1, 2))
+            scores, held = scores[np.argsort(held, kind="stable")], np.sort(held)  # whatever the order of the folds
             decider = decider.fit(scores, encoded[held], sample_weight=None if weights is None else weights[held])
         self.estimator_ = self.estimator if prefit else _fitted(self.estimator, X, y, weights)
         complete = [model for model, *_ in folds if self.ensemble and len(model.classes_) == len(labels)]
@@ -207,7 +211,8 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
             for name, prior in (("estimator_prior", self.estimator_prior), ("target_prior", self.target_prior))
         )
         target = None if wanted is seen and carried is seen else wanted
-        return Decider(utility, calibration=self.calibration, train_prior=carried, target_prior=target)
+        calibration = "temperature" if self.calibration == "auto" and len(encoded) < WEIGHED else self.calibration
+        return Decider(utility, calibration=calibration, train_prior=carried, target_prior=target)
 
     def _folds(self, X: Any, y: NDArray[Any], encoded: Indices, weights: Floats | None, groups: Any) -> Iterator[Any]:
         """Models of folds, with their probabilities of the other samples whose classes they have seen."""
