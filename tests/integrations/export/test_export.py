@@ -316,7 +316,7 @@ def test_rows_far_from_all_training_rows(tmp_path):
     rng = np.random.default_rng(0)
     amount, day = rng.lognormal(0, 1, 200), np.datetime64("2024-01-01") + rng.integers(0, 60, 200)
     kind = np.digitize(np.log(amount) + rng.normal(0, 0.5, 200), [0.8, 1.6])
-    lines = [f"{a:.4f},{d},{'low mid high'.split()[k]}" for a, d, k in zip(amount, day, kind, strict=True)]
+    lines = [f"{a:.4f},{d},{['low', 'mid', 'high'][k]}" for a, d, k in zip(amount, day, kind, strict=True)]
     (tmp_path / "rows.csv").write_text("\n".join(["amount,day,kind", *lines]))
     options = {"data_options": {"target": "kind"}, "device": "cpu"}
     model = rfdlc.train(tmp_path / "rows.csv", "rf-dlc", tmp_path / "run", **options)
