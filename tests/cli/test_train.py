@@ -69,6 +69,17 @@ def test_the_final_table_has_one_utility(folder):
     assert row[-2:] == [f"{told['mean_utility']:.3f}", f"{decided['mean_utility']:.3f}"]
 
 
+def test_a_model_that_learned_nothing_is_named(tmp_path):
+    """Labels of noise: the log loss is that of the class frequencies; with labels that follow a column, it is not."""
+    rng = np.random.default_rng(0)
+    x, noise = rng.normal(size=200), rng.random(200) < 0.3
+    for name, label in (("noise", noise), ("learned", x > 0.5)):
+        lines = [f"{value:.4f},{'rare' if rare else 'common'}" for value, rare in zip(x, label, strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,target", *lines]))
+        shown = run("train", tmp_path / f"{name}.csv", "--out", tmp_path / name).stdout
+        assert ("almost nothing was learned: a log loss of" in " ".join(shown.split())) == (name == "noise")
+
+
 def test_groups_are_a_data_option(tmp_path):
     rows = [f"{k % 7},{'ab'[k % 3 == 0]},w{k // 4}" for k in range(80)]
     (tmp_path / "t.csv").write_text("\n".join(["v,outcome,who", *rows]))

@@ -80,6 +80,24 @@ def test_stack_equals_plain_networks_forward_and_backward():
             assert torch.allclose(statistics, plain.norm.running_mean, atol=1e-12)
 
 
+@pytest.mark.parametrize("side", [9, 16])
+def test_a_stack_of_cnns_equals_plain_ones(side):
+    torch.manual_seed(0)
+    net = ParticleNet(backbone("cnn", (2, side, side)), 5, particles=2, seeds=(3,)).double()
+    x = torch.randn(1, 6, 2, side, side, dtype=torch.float64)
+    features = net.outputs(x)[1]
+    for particle in range(2):
+        y = x[0]
+        for stage in net.branches:
+            weight, scale, shift = (
+                t.detach().chunk(2)[particle] for t in (stage.conv.weight, *stage.norm.parameters())
+            )
+            y = functional.conv2d(y, weight.reshape(len(weight.flatten(1)), -1, 3, 3), padding=1)
+            y = functional.batch_norm(y, None, None, scale.flatten(), shift.flatten(), training=True)
+            y = functional.max_pool2d(y.relu(), 2, ceil_mode=True)
+        assert torch.allclose(features[0, particle], y.amax((2, 3)) + y.mean((2, 3)), atol=1e-10)
+
+
 class PlainBottleneck(nn.Module):
     """Bottleneck block, written with plain torch layers."""
 
@@ -187,7 +205,14 @@ def test_own_network_is_a_backbone_with_statistics_of_its_own():
     assert copies.copy_norm__num_batches_tracked.tolist() == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("make", [lambda: own(Own, torch.zeros(2, 3, 8, 8)), lambda: backbone("resnet8", (3, 8, 8))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: own(Own, torch.zeros(2, 3, 8, 8)),
+        lambda: backbone("resnet8", (3, 8, 8)),
+        lambda: backbone("cnn", (3, 8, 8)),
+    ],
+)
 def test_channels_last_changes_memory_and_no_value(make):
     """As a GPU has it: stacked weights of copies have five dimensions, which torch's own layout refuses."""
     build = lambda: ParticleNet(make(), 5, particles=2, seeds=(1, 2))  # noqa: E731

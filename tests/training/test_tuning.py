@@ -318,6 +318,12 @@ def test_what_regularises_less_must_be_clearly_better():
         ([0, 0.2, 0.08, 0.05], [usual, half, weak, flipped]),
     ):
         assert tuning._best({"epochs": 8, "rungs": [{**rung, "errors": errors}]}) == expected
+    # What is expected of more epochs scales losses and their standard errors alike: here both losses fall by half.
+    first = {"epochs": 2, "trials": [weak, half], "losses": [0.6, 1.8], "errors": [0.0, 0.2]}
+    last = {"epochs": 4, "trials": [weak, half], "losses": [0.3, 0.9], "errors": [0.0, 0.2]}
+    for error, expected in ((0.2, [weak, half]), (0.31, [half, weak])):
+        rungs = [first, {**last, "errors": [0.0, error]}]
+        assert tuning._best({"epochs": 64, "rungs": rungs}) == expected
 
 
 def test_standard_errors_are_those_of_differences_on_the_same_samples():
@@ -504,8 +510,8 @@ def test_a_short_budget_takes_smaller_networks(tmp_path, slow, capsys):
     images = rng.integers(0, 256, (60, 3, 16, 16)).astype(np.uint8), np.arange(60) % 3
     usual = {"batch_size": 32, "epochs": 100, "tune": "off", "particles": 3}
     for number, (budget, given, backbone, particles) in enumerate([
-        (60, {}, "resnet8", 3),
-        (1200, {}, "auto", 3),
+        (60, {}, "cnn", 3),
+        (20_000, {}, "auto", 3),
         (60, {"backbone": "resnet20"}, "resnet20", 3),
     ]):  # fmt: skip
         clock[0] = 0.0
@@ -513,12 +519,16 @@ def test_a_short_budget_takes_smaller_networks(tmp_path, slow, capsys):
             run = rfdlc.train(images, "rf-dlc", tmp_path / str(number), **usual, **given, budget=budget)
         assert (run.config.backbone, run.config.particles) == (backbone, particles)
         assert Run(tmp_path / str(number)).config.backbone == backbone
-        assert ("smaller    resnet8, particles: 3," in capsys.readouterr().err) == (backbone == "resnet8")
+        assert ("smaller    cnn, particles: 3," in capsys.readouterr().err) == (backbone == "cnn")
     del usual["particles"]
     clock[0] = 0.0
     run = rfdlc.train(images, "rf-dlc", tmp_path / "alone", **usual, budget=60)
+    assert (run.config.backbone, run.config.particles) == ("cnn", 1)
+    assert (run.config.optimiser, run.config.learning_rate, run.config.mixup) == ("adamw", 3e-3, 0)
+    assert Run(tmp_path / "alone").config == run.config
+    clock[0] = 0.0
+    run = rfdlc.train(images, "rf-dlc", tmp_path / "sgd", **usual, budget=60, optimiser="sgd")  # which stays
     before = resolve("rf-dlc", "arrays", usual, "images", 54)[1]
-    assert (run.config.backbone, run.config.particles) == ("resnet8", 1)
+    assert (run.config.backbone, run.config.particles, run.config.optimiser) == ("cnn", 1, "sgd")
     assert run.config.learning_rate == pytest.approx(before.learning_rate / before.particles)
     assert run.config.weight_decay == pytest.approx(before.weight_decay * before.particles)
-    assert Run(tmp_path / "alone").config == run.config

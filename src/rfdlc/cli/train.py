@@ -25,6 +25,7 @@ SETTINGS = "Settings; `rfdlc train --settings` lists them."
 Pairs = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help=SETTINGS, show_default=False)]
 
 PREFIXES = "data.", "backbone."  # of options that are passed on: to the reader of the data, to timm
+LITTLE = 0.97  # of the log loss of class frequencies, from which on probabilities say almost nothing
 SCORED = {"test": "test", "held_out_balanced": "held out, as if balanced"}
 
 
@@ -262,6 +263,7 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
     if "test" in metrics:
         following, predictions = f"evaluate {path} --utility tail-sensitive", rfdlc.Predictions.load(path)
         warning = None if predictions.targets is None else model.decider.prior_warning(predictions.targets)
+        warning = warning or _learned_little(metrics["test"]["nll"], predictions.targets)
         lines += [f"warning: {warning}"] if warning else []
     if "test_tail_sensitive" in metrics:
         title = "Test samples, utility tail-sensitive"
@@ -281,6 +283,18 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
     tables += [_trials_table(run.tuning)] if run.tuning.get("rungs") else []
     chosen = {"choice": choice, "tuning": run.tuning}
     output(as_json, {"run": str(path), "notes": notes, **metrics, **chosen}, *tables, *lines)
+
+
+def _learned_little(loss: float, targets: Any) -> str | None:
+    """What to say of probabilities that are hardly better than the class frequencies of the samples."""
+    import numpy as np
+
+    share = np.bincount(targets) / len(targets)
+    alone = -float((share[share > 0] * np.log(share[share > 0])).sum())
+    if loss < LITTLE * alone:
+        return None
+    told = f"almost nothing was learned: a log loss of {loss:.3f}, and {alone:.3f} by class frequencies alone"
+    return f"{told}; train longer (--budget, epochs), or look at the data with `rfdlc inspect`"
 
 
 def _report_folds(found: Any, as_json: bool) -> None:

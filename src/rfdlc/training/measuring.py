@@ -20,8 +20,10 @@ from rfdlc.training.trainer import Trainer
 
 MOST = 0.05  # of a budget, for all measuring; one step of the training is measured however long it takes
 QUICK, SLACK = 0.01, 4  # of a budget, for the smallest network; how many times as fast others may be per multiply-add
-TOO_FEW_STEPS = 500  # of a training, with which a smaller network learns more, where a budget is short
-SIDES = (64, 32)  # in pixels, of images that are made smaller where a budget is short
+TOO_FEW_STEPS, OF_SMALL = 2000, 500  # of a training, with which a smaller network learns more; of the small ones
+SIDES = (64, 32)  # in pixels, of larger images that are made smaller where a budget is short
+SMALL = {"backbone": "cnn", "mixup": 0.0}  # learns in few steps, with this optimiser unless the user has chosen
+RATES = {"optimiser": "adamw", "learning_rate": 3e-3, "weight_decay": 1e-2}
 SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH = 0.02  # of a budget, or a second, after which more than five steps are not needed
 
@@ -78,8 +80,9 @@ def relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
 
 def suffices(trainer: Trainer, run: Run, seconds: float, measured: float = 0.0) -> bool:
     """Whether a budget has time for the usual epochs, or for many steps, if an epoch takes so many seconds."""
-    possible = SAFETY * (run.config.budget - measured) / (seconds * run.config.trainings)
-    return possible >= run.config.epochs or possible * steps_per_epoch(trainer, run) >= TOO_FEW_STEPS
+    possible, few = SAFETY * (run.config.budget - measured) / (seconds * run.config.trainings), run.config.backbone
+    enough = OF_SMALL if few == SMALL["backbone"] else TOO_FEW_STEPS
+    return possible >= run.config.epochs or possible * steps_per_epoch(trainer, run) >= enough
 
 
 def in_reach(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> list[dict[str, Any]]:
@@ -95,21 +98,23 @@ def in_reach(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> l
 
 
 def _multiply_adds(net: ParticleNet, side: int) -> float:
-    """About those of an image in a ResNet: the weights of a stage at each pixel. Sides halve from stage to stage."""
+    """About those of an image: the weights of a stage at each pixel. Sides halve from stage to stage."""
     first, stages = side / (4 if net.name == "resnet50" else 1), enumerate((*net.trunk, *net.branches))
-    return sum(own.numel() * (first / 2 ** max(0, i - 1)) ** 2 for i, stage in stages for own in stage.parameters())
+    late = int(net.name != SMALL["backbone"])  # the first two stages of a ResNet have one size
+    return sum(own.numel() * (first / 2 ** max(0, i - late)) ** 2 for i, stage in stages for own in stage.parameters())
 
 
 def _smaller(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> list[dict[str, Any]]:
-    """Networks that take less time, where the user has chosen none: smaller images and backbones, then one particle."""
-    config, own = run.config, {"particles", "learning_rate", "weight_decay"}
+    """Networks that take less time, where the user has chosen none: a CNN, on smaller images, then one particle."""
+    config, side = run.config, min(trainer.data.input_shape[1:])
     if net.name not in ("resnet32", "resnet50") or given & {"backbone", "shared_stages"}:
         return []
-    sized = net.name == "resnet32" or "image_size" in given | run.metadata["data"]["options"].keys()
-    sides = [] if sized else [side for side in SIDES if side < min(trainer.data.input_shape[1:])]
-    found = [{"backbone": "resnet8", "image_size": side} for side in sides or [config.image_size]]
+    sized = side <= SIDES[0] or "image_size" in given | run.metadata["data"]["options"].keys()
+    small = {name: value for name, value in SMALL.items() if name not in given} | ({} if given & {*RATES} else RATES)
+    found = [{**small, "image_size": own} for own in ([config.image_size] if sized else SIDES)]
     several = config.particles > 1 and run.method.combination is as_they_are and len(config.prior_tau) < 2
-    return [*found, found[-1] | alone(config)] if several and not given & own else found
+    fixed = given & {"particles", "learning_rate", "weight_decay"}
+    return [*found, found[-1] | alone(config.replace(**small))] if several and not fixed else found
 
 
 def unwritten(run: Run, config: TrainConfig) -> Run:

@@ -294,7 +294,8 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
     ratios = [loss / max(known.get(str(own), loss), 1e-12) for own, loss in _pairs(last)]
     factors = [min(1.0, max(ratio, STEEPEST)) ** again for ratio in ratios]
     expected = [math.inf if math.isinf(loss) else loss * f for (_, loss), f in zip(_pairs(last), factors, strict=True)]
-    errors, first = last.get("errors", [0.0] * len(expected)), int(np.argmin(expected))
+    errors = [error * f for error, f in zip(last.get("errors", [0.0] * len(factors)), factors, strict=True)]
+    first = int(np.argmin(expected))
     bounds = [expected[first] + UNCERTAIN * max(error, errors[first]) for error in errors]
     near = [loss <= bound for loss, bound in zip(expected, bounds, strict=True)]
     weak = [(own.get("augment") == "none") + (own.get("mixup") == 0) for own in last["trials"]]  # less regularisation
