@@ -151,8 +151,12 @@ class Request(UtilityRequest):
 
     def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
         """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
-        classes = self.checked_classes()
-        found = rfdlc.Predictions.load(file, classes, logits=self.logits)
+        from rfdlc.tables import is_table
+
+        classes = known = self.checked_classes()
+        if saved := self.decider is not None and classes is None and is_table(file):  # it knows its classes
+            known = rfdlc.Classes(rfdlc.Decider.load(self.decider).utility.classes.names)
+        found = rfdlc.Predictions.load(file, known, logits=self.logits, others=saved)
         own, ready = (found.classes, found.named), found if found.scores.corrected else None
         return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
 
