@@ -21,6 +21,8 @@ MOST_CATEGORIES = 1000
 FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 DOTTED = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)", re.ASCII)  # day, month, year
+GROUPED = re.compile(r"[-+]?\d{1,3}([.,' \u00a0\u202f]\d{3})+([.,]\d+)?", re.ASCII)  # with thousands separators
+DECIMAL = re.compile(r"[-+]?\d+([.,]\d+)?", re.ASCII)
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
 ROUNDED = 1e-3  # rounding to 32 bits may move a number by this share of its column's spread; a Unix time moves by 64
 
@@ -130,7 +132,11 @@ def _arrow_texts(column: Any) -> Any:
 
 
 def strays_among(values: Sequence[str]) -> str:
-    """What to say of the few texts among numbers or dates."""
+    """What to say of the few texts among numbers or dates, and of numbers with thousands separators."""
+    numeric = [text for text in values if GROUPED.fullmatch(text) or DECIMAL.fullmatch(text)]
+    grouped = [text for text in numeric if GROUPED.fullmatch(text) and not is_number(text)]
+    if grouped and len(values) - len(numeric) < FEW * len(values):
+        return f"; texts such as {grouped[0]!r} look like numbers: write them without thousands separators"
     for kind, fits in (("number", is_number), ("date", is_date)):
         texts = [text for text in values if not fits(text)]
         if 0 < len(texts) < FEW * len(values):
