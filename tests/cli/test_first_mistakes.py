@@ -115,6 +115,39 @@ def test_thousands_separators_are_told():
         rfdlc.load(pd.DataFrame({"host": ["10.0.0.1", "web", "192.168.100.200"] * 10, "target": ["a", "b"] * 15}))
 
 
+def test_several_images_to_predict_are_told(run):
+    code, _, err = run("predict", "runs/a", "a.png", "b.png")
+    assert code == 2
+    assert "2 sources, a.png, b.png: expected one: give their folder, or a list" in err
+
+
+def test_paths_from_the_current_folder_are_told(tmp_path, monkeypatch):
+    from PIL import Image
+
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "photos").mkdir()
+    for i in range(4):
+        Image.new("L", (32, 32), i).save(tmp_path / f"photos/{i}.png")
+    (tmp_path / "lists/all.csv").write_text(
+        "\n".join(["path,label", *(f"photos/{i}.png,{'ab'[i % 2]}" for i in range(4))])
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"relative to the current folder: move the list to {tmp_path}"):
+        rfdlc.load("lists/all.csv")
+
+
+def test_whole_numbers_are_names_however_they_are_stored():
+    p = pd.DataFrame(np.tile(np.eye(3), (20, 1)) * 0.7 + 0.1, columns=[1, 2, 3])
+    for kind in (int, float, str):
+        assert rfdlc.evaluate(p, np.array([1, 2, 3] * 20, dtype=kind)).accuracy == 1
+
+
+def test_negative_labels_are_told():
+    told = r"label -1 at position 1 is out of range: expected a class number from 0 on, less than 1; if it is the name"
+    with pytest.raises(InputError, match=told):
+        rfdlc.Classes.from_labels([0, -1])
+
+
 def test_columns_that_may_be_the_class_come_first(patients):
     with pytest.raises(InputError, match=r"Name it with target \(--target\): diagnosis, patient_id, .* \(11 in all\)"):
         rfdlc.load(patients)

@@ -25,7 +25,8 @@ CALIBRATORS = (
 CALIBRATE = "Held-out predictions with targets. With several inputs: one for all, or repeated, one per input in order."
 TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
 TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, CSV."
-Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
+NAME_OR_PATH = "A data set's name (`digits-lt`) or a path."
+Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATH)]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Target = Annotated[str | None, Option(metavar="COLUMN", help="The class column of a table.")]
 GROUPS = "CSV file or column of a table: samples that belong together."

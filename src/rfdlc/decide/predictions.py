@@ -193,8 +193,9 @@ def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indi
         targets = scores.with_classes(classes).targets
     elif hasattr(scores, "columns"):
         targets = scores["target"] if targets is None and "target" in scores.columns else targets
-        if np.asarray(targets).dtype.kind in "iu":
-            targets = np.asarray(targets).astype(str)  # as in a file: names, where classes are called by numbers
+        given = np.asarray(targets)
+        if given.dtype.kind in "iu" or (given.dtype.kind == "f" and (given == np.floor(given)).all()):
+            targets = given.astype(np.int64).astype(str)  # as in a file: names, where classes are called by numbers
     if targets is None:
         raise InputError("no targets: expected the true class of every sample (a column 'target', or --labels FILE)")
     return encode_targets(targets, classes)

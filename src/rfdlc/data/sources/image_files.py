@@ -159,7 +159,10 @@ def listed_name(
             contents[folder] = frozenset()
             with suppress(OSError, ValueError):  # it is not there, or cannot be
                 contents[folder] = frozenset(os.listdir(root / folder))
-        expect(file in contents[folder], f"the file {root / name} does not exist: expected a path relative to {root}")
+        found = file in contents[folder]
+        here = not found and Path(name).is_file()
+        hint = f"; it is relative to the current folder: move the list to {Path.cwd()}" if here else ""
+        expect(found, f"the file {root / name} does not exist: expected a path relative to {root}{hint}")
     return name
 
 
