@@ -92,10 +92,7 @@ def predict(
     model = Model.load(run, backbone=backbone, device=local_device())
     where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links}
     samples = model.open_samples(source, skip_broken=skip_broken, **where)
-    if seen := trained_on(Run(run), source, root, split, len(samples)):
-        told = f"{seen:,} of {len(samples):,} samples were in the run's training data"
-        fix = "predict a test split or new data to evaluate"
-        warnings.warn(f"{told}: metrics on them are not those of new samples; {fix}", stacklevel=2)
+    warn_of_training(run, source, len(samples), root, split)
     decide_by(model, samples, utility, target_prior, decider)
     if kind == ".npz":
         found = model.predict_samples(samples)
@@ -120,6 +117,15 @@ def predict(
     skipped, listed = parts.skipped if complete else (0, None)
     actions = {name: store.actions[name] for name in table.decider.utility.actions} if store.actions else {}
     return Predicted(path, len(samples) - skipped, skipped, model.decider.decided_for, complete, listed, actions)
+
+
+def warn_of_training(
+    run: str | Path, source: str | Path, count: int, root: str | Path | None = None, split: str | None = None
+) -> None:
+    """Say how many of `count` samples the run was trained on."""
+    if seen := trained_on(Run(run), source, root, split, count):
+        fix = "metrics on them are not those of new samples; predict a test split or new data to evaluate"
+        warnings.warn(f"{seen:,} of {count:,} samples were in the run's training data: {fix}", stacklevel=3)
 
 
 def trained_on(run: Run, source: str | Path, root: str | Path | None, split: str | None, count: int) -> int:
