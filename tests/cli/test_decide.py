@@ -191,6 +191,20 @@ def test_a_saved_decider_decides_alike(run, folder):
     assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text()
 
 
+def test_a_saved_decider_knows_its_columns(run, folder):
+    run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json", "-o", "a.csv")
+    lines = (folder / "test.csv").read_text().splitlines()
+    (folder / "more.csv").write_text("\n".join(f"{line},{'score' if i == 0 else 0.5}" for i, line in enumerate(lines)))
+    code, _, err = run("decide", "more.csv", "--decider", "d.json", "-o", "b.csv")
+    assert code == 0, err
+    assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text()
+    (folder / "less.csv").write_text((folder / "more.csv").read_text().replace("newt,", "nwet,", 1))
+    code, _, err = run("decide", "less.csv", "--decider", "d.json")
+    assert code == 2
+    assert "less.csv: no column for class 'newt'" in err
+    assert "did you mean 'nwet'?" in err
+
+
 def test_abstaining_is_one_more_action_of_a_saved_decider(run, folder):
     run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json")
     saved = json.loads(run("decide", "test.csv", "--decider", "d.json", "--abstain", "0.4", "--json")[1])

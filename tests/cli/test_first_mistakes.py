@@ -75,6 +75,79 @@ def patients(tmp_path):
     return tmp_path
 
 
+def test_images_one_level_deeper_are_told(tmp_path):
+    from PIL import Image
+
+    for name in ("animals/cat", "animals/dog", "vehicles/car"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("L", (32, 32)).save(tmp_path / name / "0.png")
+    told = r"one level deeper than class folders, in animals/cat, animals/dog, vehicles/car: give .*/animals for the cl"
+    for skip in (False, True):
+        with pytest.raises(InputError, match=told):
+            rfdlc.load(tmp_path, skip_broken=skip)
+    (tmp_path / "empty/cat").mkdir(parents=True)
+    with pytest.raises(InputError, match="the class folder holds no image"):
+        rfdlc.load(tmp_path / "empty")
+
+
+def test_texts_that_mean_missing_are_told(tmp_path):
+    lines = [f"{i},{('a', 'NA', 'b', '')[i % 4]}" for i in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,target", *lines]))
+    with pytest.raises(
+        InputError, match=r"missing in row 2, 4, .*\('NA' means missing: where it is a class, rename it\); r"
+    ):
+        rfdlc.load(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text("\n".join(["x,target", *lines]).replace("NA", ""))
+    with pytest.raises(InputError, match=r"\(6 in all\); remove them"):
+        rfdlc.load(tmp_path / "t.csv")
+
+
+def test_thousands_separators_are_told():
+    rng = np.random.default_rng(0)
+    texts = [f"{value:,.2f}".translate(str.maketrans(",.", ".,")) for value in rng.uniform(10, 20_000, 3000)]
+    frame = pd.DataFrame({"amount": texts, "target": ["a", "b"] * 1500, "x": range(3000)})
+    with pytest.raises(InputError, match="look like numbers: write them without thousands separators"):
+        rfdlc.load(pd.concat([frame, frame]))
+    few = pd.DataFrame({"amount": ["1,200", "950", "3,400,000", "12"] * 10, "target": ["a", "b"] * 20})
+    with pytest.warns(UserWarning, match="such as '(1,200|3,400,000)' look like numbers: write them without"):
+        rfdlc.load(few)
+    with warnings.catch_warnings(action="error"):
+        rfdlc.load(pd.DataFrame({"host": ["10.0.0.1", "web", "192.168.100.200"] * 10, "target": ["a", "b"] * 15}))
+
+
+def test_several_images_to_predict_are_told(run):
+    code, _, err = run("predict", "runs/a", "a.png", "b.png")
+    assert code == 2
+    assert "2 sources, a.png, b.png: expected one: give their folder, or a list" in err
+
+
+def test_paths_from_the_current_folder_are_told(tmp_path, monkeypatch):
+    from PIL import Image
+
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "photos").mkdir()
+    for i in range(4):
+        Image.new("L", (32, 32), i).save(tmp_path / f"photos/{i}.png")
+    (tmp_path / "lists/all.csv").write_text(
+        "\n".join(["path,label", *(f"photos/{i}.png,{'ab'[i % 2]}" for i in range(4))])
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"relative to the current folder: move the list to {tmp_path}"):
+        rfdlc.load("lists/all.csv")
+
+
+def test_whole_numbers_are_names_however_they_are_stored():
+    p = pd.DataFrame(np.tile(np.eye(3), (20, 1)) * 0.7 + 0.1, columns=[1, 2, 3])
+    for kind in (int, float, str):
+        assert rfdlc.evaluate(p, np.array([1, 2, 3] * 20, dtype=kind)).accuracy == 1
+
+
+def test_negative_labels_are_told():
+    told = r"label -1 at position 1 is out of range: expected a class number from 0 on, less than 1; if it is the name"
+    with pytest.raises(InputError, match=told):
+        rfdlc.Classes.from_labels([0, -1])
+
+
 def test_columns_that_may_be_the_class_come_first(patients):
     with pytest.raises(InputError, match=r"Name it with target \(--target\): diagnosis, patient_id, .* \(11 in all\)"):
         rfdlc.load(patients)

@@ -215,3 +215,20 @@ def test_classes_of_copies_alone():
         kept, held = hold_out_indices(labels, 0.1, seed, None, first)
         assert held.tolist() in ([0, 1], [2, 3])
         assert {4, 5, 6} <= set(kept)
+
+
+@pytest.mark.parametrize(("side", "noise"), [(32, 1.0), (48, 1.0), (64, 2.0)])
+def test_small_objects_on_plain_ground_are_compared_too(side: int, noise: float) -> None:
+    """Faint copies with noise are one image; shapes, places and blank images that differ are not."""
+    rng, drawn, marks = np.random.default_rng(3), list[np.ndarray](), list[int]()
+    for place in range(4):
+        for shape in range(4):
+            image, (y, x) = np.full((3, side, side), 120.0), np.divmod(place, 2) * np.array(side // 2) + 4
+            tall, wide = ((9, 3), (3, 9), (6, 6), (9, 9))[shape]
+            image[:, y : y + tall, x : x + wide] += 40
+            marks += [len(drawn)] * 3
+            drawn += [image, image + rng.normal(0, noise, image.shape), image + rng.normal(0, noise, image.shape)]
+    blank = [100 + level + rng.normal(0, noise, (3, side, side)) for level in range(12)]
+    images = np.clip(np.rint([*drawn, *blank]), 0, 255).astype(np.uint8)
+    assert images[:48, 0].reshape(48, -1).std(1).max() < 12
+    assert first_copies(images).tolist() == [*marks, *range(48, 60)]

@@ -425,6 +425,7 @@ def test_several_sets_of_lists_and_a_lonely_one(lists: Path) -> None:
 def test_packed_text_is_a_sequence() -> None:
     texts = ["", "a", "ü/ö.png", "b" * 300, os.fsdecode(b"\xff.png")]
     packed = PackedText(texts)
+    assert list(packed[1:3]) == texts[1:3]
     assert list(packed) == texts
     assert packed[-1] == texts[-1]
     assert list(packed.take([2, 0])) == [texts[2], texts[0]]

@@ -152,3 +152,13 @@ def test_tables_of_hugging_face(hub):
     assert data.classes.names == ("ill", "well")
     assert data.train.labels.tolist() == [0, 1, 1, 0]
     assert (data.train.inputs[:, 0].tolist(), data.test.inputs[:, 0].tolist()) == ([1, 2, 3, 4], [2])
+
+
+def test_labels_may_be_tensors_without_dimensions():
+    torch = pytest.importorskip("torch")
+    features = torch.arange(24.0).reshape(12, 2)
+    data = rfdlc.load(torch.utils.data.TensorDataset(features, torch.tensor(LABELS)), test_fraction=0)
+    assert data.train.labels.tolist() == LABELS.tolist()
+    pairs = torch.utils.data.TensorDataset(features, torch.zeros(12, 2))
+    with pytest.raises(InputError, match="expected one class"):
+        rfdlc.load(pairs)

@@ -111,6 +111,20 @@ def test_categories_written_in_another_way_are_told() -> None:
         assert not encoder.transform({"sex": ["x"]}).any()  # one row, as a server gets them
 
 
+@pytest.mark.parametrize("trained", [[True, False], ["true", "false"], ["TRUE", "FALSE"]])
+def test_booleans_may_be_spelt_otherwise(trained: list[Any]) -> None:
+    encoder = TableEncoder.fit({"smoker": [*trained, None]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for yes, no in ((True, False), ("true", "false"), ("TRUE", "FALSE"), ("True", "False"), (1, 0), ("1", "0")):
+            assert encoder.transform({"smoker": [no, yes, None]}).tolist() == np.eye(3).tolist()
+    with pytest.warns(UserWarning, match=r"training did not see \(yes\)"):
+        encoder.transform({"smoker": ["yes", "true"]})
+    mixed = TableEncoder.fit({"smoker": ["true", "false", "maybe"]})
+    with pytest.warns(UserWarning, match=r"training did not see \(True\)"):
+        mixed.transform({"smoker": ["True", "false"]})
+
+
 def test_codes_with_underscores_are_no_numbers() -> None:
     assert TableEncoder.fit({"code": ["1_2", "12", "1_2"]}).features == ("code = 12", "code = 1_2")
 

@@ -151,3 +151,13 @@ def test_tables_show_neither_rounding_nor_a_p_value_of_0():
     shown = Comparison(("A", "B"), 10, (1, 1), (row, replace(row, name="accuracy", difference=-1e-18, p=0.2))).rows()
     assert shown[0] == ("NLL", "0.5000", "0.5000", "0.0000", "0.0000 to 0.0000", "< 0.001*")
     assert shown[1][3:] == ("0.00%", "0.00% to 0.00%", "0.200")
+
+
+@pytest.mark.parametrize("samples", [4, 8, 30])
+def test_differences_of_shares_are_within_one(samples):
+    y = np.arange(samples) % 2
+    right, wrong = (Predictions(probabilities=np.eye(2)[each] * 0.98 + 0.01, targets=y) for each in (y, 1 - y))
+    for a, b in ((right, wrong), (wrong, right)):
+        shares = [d for d in rfdlc.compare(a, b, bootstrap=20).differences if METRICS[d.name.split(".")[0]].unit == "%"]
+        assert shares
+        assert all(-1 <= d.low <= d.difference <= d.high <= 1 for d in shares)

@@ -47,6 +47,14 @@ def test_all_labels_leave_nothing_open(stream):
         assert found.broken
 
 
+@pytest.mark.parametrize(("labels", "known"), [(2, False), (19, False), (20, True)])
+def test_few_labels_have_no_interval(stream, labels, known):
+    rows, expected = np.arange(labels), stream[2].expected[:labels]
+    found = realised_utility(U, np.zeros(labels), expected, np.zeros(labels, np.int64), rows)
+    assert (found.interval is not None) == known
+    assert known or ("too few labels" in found.ends and not found.broken)
+
+
 def test_few_labels_without_a_mistake_do_not_promise_that_there_is_none(stream):
     _, y, decisions = stream
     values, group, rng = U.matrix[y, decisions.actions], strata(decisions), np.random.default_rng(3)

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import JsonOption, RunFolder, Source, SourceRequest, Target, UtilityRequest, takes_request
+from rfdlc.cli.request import (
+    NAME_OR_PATH,
+    JsonOption,
+    RunFolder,
+    Source,
+    SourceRequest,
+    Target,
+    UtilityRequest,
+    takes_request,
+)
 from rfdlc.cli.train import ready
 from rfdlc.cli.writing import SHOWN, action_table, check_writable, new_table, output
 from rfdlc.errors import InputError, choose, counted, expect, listing, repeated
@@ -93,7 +102,7 @@ def numbers(name: str, text: str | None) -> tuple[float, ...] | None:
 @takes_request
 def predict(
     run: RunFolder,
-    source: Source,
+    sources: Annotated[list[str], Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATH, show_default=False)],
     request: UtilityRequest,
     reading: SourceRequest,
     out: Annotated[Path, Option("--out", "-o", help=PREDICTED)] = Path("predictions.npz"),
@@ -122,6 +131,8 @@ def predict(
     - `rfdlc predict runs/a patients.csv --out probabilities.csv`
     - `rfdlc predict runs/a photos/ --out predictions/ --engine ray --address auto`
     """
+    source, several = sources[0], f"{len(sources)} sources, {listing(sources, 3)}: expected one"
+    expect(len(sources) == 1, f"{several}: give their folder, or a list with one path per line (ls *.png > list.txt)")
     on_ray = choose("engine", engine, ("local", "ray")) == "ray"
     expect(on_ray or address is None, f"--address {address} is for --engine ray: give that as well")
     check_writable(None if on_ray else out)

@@ -25,7 +25,8 @@ CALIBRATORS = (
 CALIBRATE = "Held-out predictions with targets. With several inputs: one for all, or repeated, one per input in order."
 TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
 TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, CSV."
-Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
+NAME_OR_PATH = "A data set's name (`digits-lt`) or a path."
+Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATH)]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Target = Annotated[str | None, Option(metavar="COLUMN", help="The class column of a table.")]
 GROUPS = "CSV file or column of a table: samples that belong together."
@@ -151,8 +152,12 @@ class Request(UtilityRequest):
 
     def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
         """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
-        classes = self.checked_classes()
-        found = rfdlc.Predictions.load(file, classes, logits=self.logits)
+        from rfdlc.tables import is_table
+
+        classes = known = self.checked_classes()
+        if saved := self.decider is not None and classes is None and is_table(file):  # it knows its classes
+            known = rfdlc.Classes(rfdlc.Decider.load(self.decider).utility.classes.names)
+        found = rfdlc.Predictions.load(file, known, logits=self.logits, others=saved)
         own, ready = (found.classes, found.named), found if found.scores.corrected else None
         return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
 

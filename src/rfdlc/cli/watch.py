@@ -63,12 +63,12 @@ def recalibrate(
     if kind is not None:
         choose("kind", kind, ("prior", "calibration", "both"))
     chosen, found, realised = rfdlc.recalibrate(source, out, kind=kind)
-    version, ends = decider_version(chosen.decider), " to ".join(map(readable, realised.interval))
+    version = decider_version(chosen.decider)
     each = {o.name: {"gain": o.gain, "interval": o.interval, "pays": o.pays} for o in found}
     advice = "the interval is above 0: it pays" if chosen.pays else "not shown to pay yet: the interval contains 0"
     table = {"out": str(out), "decider": version, "kind": chosen.name, "labels": realised.labelled, "options": each}
     lines = [
-        f"{counted(realised.labelled, 'label')}: realised utility {readable(realised.utility)} ({ends}), "
+        f"{counted(realised.labelled, 'label')}: realised utility {readable(realised.utility)} ({realised.ends}), "
         f"promised {readable(realised.promised)}.",
         *(f"{o.name}: {readable(o.gain)} per sample ({' to '.join(map(readable, o.interval))})" for o in found),
         f"Written to {out} ({chosen.name}, decider {version}); {advice}.",

@@ -18,7 +18,8 @@ MOST_COMPARED, MOST_FILES = 20_000, 50_000  # more images, or files, are compare
 MOST_COPIES = 100  # or a hundredth of the samples: what is more frequent is no copy, as in tables with few values
 MOST_OVERSAMPLED = 20  # sets of a twentieth of the rows, where classes are oversampled and values are not few
 BY_CHANCE = 0.01  # of the equal pairs must be expected by chance: columns depend on each other, so more are found
-FLAT = 8.0  # the standard deviation of a thumbnail, in grey levels, below which it shows nothing
+FLAT = 8.0  # the standard deviation of a thumbnail, in grey levels, below which noise lowers correlations
+FAINT = 4  # such thumbnails are copies if they differ by what ALIKE allows at FLAT, and by a quarter of their contrast
 TAIL = 4096  # bytes at the end of a file that are compared
 
 
@@ -111,14 +112,19 @@ def _ends(files: ImageFiles) -> Iterator[bytes]:
 
 
 def _alike(images: NDArray[np.uint8], first: Indices) -> Indices:
-    """`first`, with images (N, channels, H, W) joined whose thumbnails are correlated."""
+    """`first`, with images (N, channels, H, W) joined whose thumbnails are correlated, or nearly equal if faint."""
     small = np.concatenate([_thumbnails(images[i : i + 512]) for i in range(0, max(1, len(images)), 512)])
-    small -= small.mean(1, keepdims=True)
-    small[small.std(1) < FLAT] = 0
+    mean, contrast = small.mean(1), small.std(1)
+    small -= mean[:, None]
     small /= np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-6)
     for start in range(0, len(small), 256):  # joined block by block: all pairs of images of one camera are too many
-        pairs = start + np.argwhere(small[start : start + 256] @ small[start:].T >= ALIKE)
-        pairs = pairs[first[pairs[:, 0]] != first[pairs[:, 1]]]
+        correlation = small[start : start + 256] @ small[start:].T
+        pairs = np.argwhere(correlation >= 1 - 1 / (2 * FAINT**2))  # two that differ by a quarter of equal contrasts
+        found, pairs = correlation[tuple(pairs.T)], start + pairs
+        (a, b), low = contrast[pairs.T], contrast[pairs].min(1)
+        apart = (a - b) ** 2 + 2 * a * b * (1 - found) + np.diff(mean[pairs])[:, 0] ** 2  # mean square, in grey levels
+        near = (low > 0) & (apart <= np.minimum(2 * (1 - ALIKE) * FLAT**2, (low / FAINT) ** 2))
+        pairs = pairs[np.where(low < FLAT, near, found >= ALIKE) & (first[pairs[:, 0]] != first[pairs[:, 1]])]
         first = first_of(components(first, pairs)) if len(pairs) else first
     return first
 

@@ -57,6 +57,8 @@ class PackedText(Sequence[str]):
         return len(self.packed[1])
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.take(range(len(self))[index])
         place = range(len(self))[index]  # raises IndexError, counts from the end
         content, ends = self.packed
         start = int(ends[place - 1]) if place else 0

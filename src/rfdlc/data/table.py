@@ -21,6 +21,8 @@ MOST_CATEGORIES = 1000
 FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 DOTTED = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)", re.ASCII)  # day, month, year
+GROUPED = re.compile(r"[-+]?\d{1,3}([.,' \u00a0\u202f]\d{3})+([.,]\d+)?", re.ASCII)  # with thousands separators
+DECIMAL = re.compile(r"[-+]?\d+([.,]\d+)?", re.ASCII)
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
 ROUNDED = 1e-3  # rounding to 32 bits may move a number by this share of its column's spread; a Unix time moves by 64
 
@@ -130,7 +132,11 @@ def _arrow_texts(column: Any) -> Any:
 
 
 def strays_among(values: Sequence[str]) -> str:
-    """What to say of the few texts among numbers or dates."""
+    """What to say of the few texts among numbers or dates, and of numbers with thousands separators."""
+    numeric = [text for text in values if GROUPED.fullmatch(text) or DECIMAL.fullmatch(text)]
+    grouped = [text for text in numeric if GROUPED.fullmatch(text) and not is_number(text)]
+    if grouped and len(values) - len(numeric) < FEW * len(values):
+        return f"; texts such as {grouped[0]!r} look like numbers: write them without thousands separators"
     for kind, fits in (("number", is_number), ("date", is_date)):
         texts = [text for text in values if not fits(text)]
         if 0 < len(texts) < FEW * len(values):
@@ -174,19 +180,34 @@ class ColumnCode:
         values = [*self.categories, *([None] if self.counts_missing else [])]
         return {value: place for place, value in enumerate(values)}
 
+    @cached_property
+    def _spellings(self) -> dict[str | None, int]:
+        """`_places`, where a column of booleans may spell them otherwise than training did."""
+        known = {text.lower(): self._places[text] for text in self.categories}
+        if len(self.categories) != 2 or known.keys() != {"true", "false"}:
+            return self._places
+        words = (("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0"))
+        return {text: known[each[0]] for each in words for text in each} | self._places
+
     @property
     def features(self) -> dict[str, str]:
         if self.median is not None:
             return {self.name: "number"} | ({f"{self.name} is missing": "flag"} if self.flags_missing else {})
         return {f"{self.name} = {'(missing)' if value is None else value}": "category" for value in self._places}
 
-    def transform(self, cells: Cells) -> NDArray[Any]:
-        """Features (N, F) of the column, as scikit-learn's `transform` gives them; unseen categories are all zeros."""
+    def transform(self, cells: Cells, unseen_in: list[str] | None = None) -> NDArray[Any]:
+        """Features (N, F) of the column, as scikit-learn's `transform` gives them; unseen categories are all zeros.
+
+        They are a warning that quotes them, or the name of the column is added to `unseen_in`.
+        """
         if self.median is None:
-            texts = text_column(cells).tolist()
+            texts, places = text_column(cells).tolist(), self._spellings
             present = [text for text in texts if text is not None]
-            unseen = sorted(set(present) - self._places.keys()) if len(present) > 1 and self.categories else []
-            if unseen and self._places.keys().isdisjoint(present):
+            told = self.categories and (len(present) > 1 or unseen_in is not None)
+            unseen = sorted(set(present) - places.keys()) if told else []
+            if unseen_in is not None:
+                unseen_in += [self.name] if unseen else []
+            elif unseen and places.keys().isdisjoint(present):
                 warnings.warn(
                     f"column {self.name!r} holds nothing that training saw (here {listing(sorted(set(present)), 3)}; "
                     f"there {listing(self.categories, 3)}): it tells the model nothing, write its values as there",
@@ -195,8 +216,8 @@ class ColumnCode:
             elif unseen:
                 what = f"column {self.name!r} has categories that training did not see ({listing(unseen, 3)})"
                 warnings.warn(f"{what}: for the model these rows have none of its categories", stacklevel=4)
-            places = np.fromiter((self._places.get(text, -1) for text in texts), np.int64, len(texts))
-            return places[:, None] == np.arange(len(self._places))
+            found = np.fromiter((places.get(text, -1) for text in texts), np.int64, len(texts))
+            return found[:, None] == np.arange(len(self._places))
         column = parse_column(self.name, cells)
         if column.dtype.kind != ("M" if self.is_date else "f"):  # where all cells are missing, they are None
             kind, fits = ("dates", is_date) if self.is_date else ("numbers", is_number)
@@ -239,7 +260,7 @@ class TableEncoder:
         """(F,) `number`, `flag` (0 or 1: the number is missing) or `category` (0 or 1)."""
         return np.array([kind for column in self.columns for kind in column.features.values()])
 
-    def transform(self, table: Mapping[str, Cells]) -> NDArray[np.float32]:
+    def transform(self, table: Mapping[str, Cells], unseen_in: list[str] | None = None) -> NDArray[np.float32]:
         """Features of rows given as {column: cells}; further columns are ignored, unseen categories are all zeros."""
         absent = [column.name for column in self.columns if column.name not in table]
         expect(not absent, f"the rows lack the columns {listing(absent)}: expected all that training had")
@@ -247,7 +268,7 @@ class TableEncoder:
         if len(set(lengths.values())) > 1:
             told = listing(f"{name} has {length}" for name, length in lengths.items())
             expect(False, f"the columns differ in length: {told}")
-        features = [column.transform(table[column.name]) for column in self.columns]
+        features = [column.transform(table[column.name], unseen_in) for column in self.columns]
         return np.concatenate(features, axis=1, dtype=np.float32)
 
     def encode(self, samples: Any) -> Any:

@@ -170,10 +170,11 @@ class Classes:
         indices = _whole(array, what)
         for place in np.flatnonzero((indices < 0) | (indices >= len(self)))[:1]:
             value = int(flat[place])
-            hint = "; if it is the name of a class, pass labels.astype(str)" if str(value) in self._index else ""
+            named = value < 0 or str(value) in self._index
+            hint = "; if it is the name of a class, pass labels.astype(str)" if named else ""
             raise InputError(
                 f"{what} {value} at position {place} is out of range: "
-                f"expected a whole number from 0 to {len(self) - 1} for {len(self)} classes{hint}"
+                f"expected a class number from 0 on, less than {len(self)}{hint}"
             )
         return indices
 

@@ -110,7 +110,7 @@ def compare_outcomes(
             rows += [] if found is None else [Difference(name, labels[name], *found)]
     distinct = {_likeness(row): row.p for row in reversed(rows)}  # of equal ones the first, whatever metrics follow
     adjusted = dict(zip(distinct, _holm(np.array(list(distinct.values()))), strict=True))
-    differences = tuple(replace(row, p=float(adjusted[_likeness(row)])) for row in rows)
+    differences = tuple(replace(_possible(row), p=float(adjusted[_likeness(row)])) for row in rows)
     return Comparison(names, len(a[0]), (len(a), len(b)), differences)
 
 
@@ -157,6 +157,12 @@ def _recovered(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, list[float]]:
     correlation = float(errors[0] @ errors[1]) / norm if norm > 0 else 0.0
     sides = ((ends[1][0], ends[0][1]), (ends[1][1], ends[0][0]))
     return centres[1] - centres[0], [float(np.sqrt(x**2 + y**2 - 2 * correlation * x * y)) for x, y in sides]
+
+
+def _possible(row: Difference) -> Difference:
+    """With an interval within -1 and 1, if it is that of two shares."""
+    shares = METRICS[row.name.partition(".")[0]].unit == "%"
+    return replace(row, low=max(row.low, -1.0), high=min(row.high, 1.0)) if shares else row
 
 
 def _likeness(row: Difference) -> tuple[float, ...]:

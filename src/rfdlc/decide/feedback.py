@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from rfdlc.decide import budgets
+from rfdlc.decide import budgets, intervals
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, MatrixScaling
 from rfdlc.decide.choosing import SAMPLES_NEEDED
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.intervals import Z, distances
+from rfdlc.decide.metrics import readable
 from rfdlc.decide.monitor import Decided
 from rfdlc.decide.priors import Prior, estimate_prior
 from rfdlc.decide.rules import corrected
@@ -32,15 +33,21 @@ class Realised:
     """The mean utility of all decisions, from those that have labels."""
 
     utility: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None  # None of fewer labels than the interval of a mean needs
     promised: float  # the mean expected utility of the same decisions
     labelled: int
     covered: float  # share of the decisions that are like some labelled one
 
     @property
+    def ends(self) -> str:
+        """The interval in words."""
+        known = self.interval is not None
+        return " to ".join(map(readable, self.interval or ())) if known else "too few labels for an interval"
+
+    @property
     def broken(self) -> bool:
         """Whether the promise lies outside the interval."""
-        return not self.interval[0] <= self.promised <= self.interval[1]
+        return self.interval is not None and not self.interval[0] <= self.promised <= self.interval[1]
 
 
 def strata(decisions: Decided) -> Indices:
@@ -84,7 +91,8 @@ def realised_utility(
     below, above = distances(np.asarray(weights * np.sqrt(unseen) * away / whole, dtype=np.float64), *ends)
     known = labelled[group] > 0
     promised = float(expected[known].mean() if propensity is None else expected.mean())
-    return Realised(mean, (max(low, mean - below), min(high, mean + above)), promised, len(rows), float(known.mean()))
+    interval = None if len(rows) < intervals.FEWEST else (max(low, mean - below), min(high, mean + above))
+    return Realised(mean, interval, promised, len(rows), float(known.mean()))
 
 
 def decider_version(decider: Decider) -> str:

@@ -135,14 +135,16 @@ class Predictions:
 
     @classmethod
     def load(
-        cls, path: str | Path, classes: Classes | Sequence[str] | None = None, *, logits: bool = False
-    ) -> "Predictions":
+        cls, path: str | Path, classes: Classes | Sequence[str] | None = None, *, logits: bool = False,
+        others: bool = False,
+    ) -> "Predictions":  # fmt: skip
         """Read .npz, .csv, .tsv, .parquet or .arrow, a folder of Parquet files, or predictions.npz of a run folder.
 
         Tables have one column per class, named after it, and optionally `target`, `id` and `rfdlc_scores` (`raw`, or
         `corrected` for probabilities that are calibrated and corrected). An .npz file has `logits` or `probabilities`,
         and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups. `logits` says that a table
-        holds logits; in an .npz file the array's name says so.
+        holds logits; in an .npz file the array's name says so. `others` says that columns that are not among `classes`
+        are ignored.
         """
         path = _in_folder(Path(path))
         reader = _from_table if path.is_dir() else _READERS.get(path.suffix.lower())
@@ -151,7 +153,7 @@ class Predictions:
             raise InputError(f"{path}: {trouble}: expected {listing(_READERS)}")
         names = ""  # a column that is not a class may be why values are wrong
         try:
-            loaded = reader(path, None if classes is None else as_classes(classes), logits)
+            loaded = reader(path, None if classes is None else as_classes(classes), logits, others)
             names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
             loaded.scores = loaded.scores.checked()  # raises for the first bad value
         except InputError as error:
@@ -191,8 +193,9 @@ def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indi
         targets = scores.with_classes(classes).targets
     elif hasattr(scores, "columns"):
         targets = scores["target"] if targets is None and "target" in scores.columns else targets
-        if np.asarray(targets).dtype.kind in "iu":
-            targets = np.asarray(targets).astype(str)  # as in a file: names, where classes are called by numbers
+        given = np.asarray(targets)
+        if given.dtype.kind in "iu" or (given.dtype.kind == "f" and (given == np.floor(given)).all()):
+            targets = given.astype(np.int64).astype(str)  # as in a file: names, where classes are called by numbers
     if targets is None:
         raise InputError("no targets: expected the true class of every sample (a column 'target', or --labels FILE)")
     return encode_targets(targets, classes)
@@ -214,8 +217,8 @@ def _is_index(value: Any) -> bool:
     return str(value).lstrip("-").isdecimal()
 
 
-def _from_table(path: Path, classes: Classes | None, logits: bool) -> Predictions:
-    """Columns that are neither `id` nor `target` are classes; without `classes`, in their order."""
+def _from_table(path: Path, classes: Classes | None, logits: bool, others: bool) -> Predictions:
+    """Columns but `id` and `target` are classes, unless `others` are allowed; without `classes`, in their order."""
     file = open_table(path)
     unnamed = f"column {[*file.names, ''].index('') + 1} has no name: expected the name of a class, id or target"
     expect("" not in file.names, f"{unnamed}; leave an index out (index=False), or call it id")
@@ -224,14 +227,14 @@ def _from_table(path: Path, classes: Classes | None, logits: bool) -> Prediction
         few = f"the class columns are {listing(names) or 'none'}: expected one column per class, named after it"
         expect(len(names) > 1, f"{few}; for two classes with one probability add the other one (1 - p)")
         classes = Classes(tuple(names))
-    column_order(file.names, classes, str(path))
+    column_order(file.names, classes, str(path), others=others)
     # A class may be called id, as Indonesian is among languages.
     texts = [name for name in (*BOOK_KEEPING, KIND) if name in file.names and name not in classes.names]
     try:
         values, found = read_numbers(file, classes.names, texts)
     except InputError as error:
-        others = "leave others out, and call that of the true classes target"
-        hint = f"; every column but {' and '.join(BOOK_KEEPING)} is a class: {others}"
+        fix = "leave others out, and call that of the true classes target"
+        hint = f"; every column but {' and '.join(BOOK_KEEPING)} is a class: {fix}"
         if {"action", "runner_up"} <= {*file.names}:
             hint = "; these are decisions: give the file of probabilities that they were made from"
         raise InputError(f"{error}{hint if 'column' in str(error) else ''}") from None
@@ -239,7 +242,7 @@ def _from_table(path: Path, classes: Classes | None, logits: bool) -> Prediction
     return Predictions(**{kind: values}, **known, classes=classes, corrected=CORRECTED in found.get(KIND, ()))
 
 
-def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:
+def _from_npz(path: Path, classes: Classes | None, logits: bool, _: bool) -> Predictions:
     try:
         with open_npz(path) as file:
             found = {key: array_of(file, key) for key in file.files}

@@ -131,20 +131,22 @@ def class_columns(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if name not in others]
 
 
-def column_order(columns: list[str], classes: Classes, where: str) -> list[int]:
-    """The position of each class among the columns; every other column must be `id` or `target`."""
+def column_order(columns: list[str], classes: Classes, where: str, *, others: bool = False) -> list[int]:
+    """The position of each class among the columns; unless `others` are allowed, the rest must be `id` or `target`."""
     doubled, known = repeated(columns), set(classes.names)
     expect(not doubled, f"{where}: column {listing(map(repr, doubled))} appears more than once; names must differ")
     place = {name: i for i, name in enumerate(columns)}
     missing = [name for name in classes.names if name not in place]
-    unknown = [name for name in class_columns(columns) if name not in known]
+    unknown = [] if others else [name for name in class_columns(columns) if name not in known]
     if unknown:
         hint = suggestion(unknown[0], missing or classes.names)
         raise InputError(
             f"{where}: column {unknown[0]!r} is not a class; expected columns {listing(classes.names)} "
             f"(and optionally {' and '.join(BOOK_KEEPING)}){hint}"
         )
-    expect(not missing, f"{where}: no column for class {listing(map(repr, missing))}; there are {listing(columns)}")
+    hint = suggestion(missing[0], set(columns) - known) if missing else ""
+    told = f"{where}: no column for class {listing(map(repr, missing))}; there are {listing(columns)}{hint}"
+    expect(not missing, told)
     return [place[name] for name in classes.names]
 
 

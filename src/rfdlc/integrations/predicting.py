@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,9 @@ from rfdlc.errors import choose, expect, listing
 from rfdlc.files import replacing
 from rfdlc.integrations.deciding import chosen_decider
 from rfdlc.integrations.parts import Computed, Parts, Report, TableStore, ranks
+from rfdlc.tables import split_name
 from rfdlc.training.model import Model, OwnBackbone
+from rfdlc.training.run import Run
 
 KINDS = (".npz", ".parquet", ".csv")
 MOST_ESTIMATED, BLOCKS = 20_000, 20  # samples from which a class prior is estimated, and where they are taken from
@@ -89,6 +92,7 @@ def predict(
     model = Model.load(run, backbone=backbone, device=local_device())
     where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links}
     samples = model.open_samples(source, skip_broken=skip_broken, **where)
+    warn_of_training(run, source, len(samples), root, split)
     decide_by(model, samples, utility, target_prior, decider)
     if kind == ".npz":
         found = model.predict_samples(samples)
@@ -113,6 +117,33 @@ def predict(
     skipped, listed = parts.skipped if complete else (0, None)
     actions = {name: store.actions[name] for name in table.decider.utility.actions} if store.actions else {}
     return Predicted(path, len(samples) - skipped, skipped, model.decider.decided_for, complete, listed, actions)
+
+
+def warn_of_training(
+    run: str | Path, source: str | Path, count: int, root: str | Path | None = None, split: str | None = None
+) -> None:
+    """Say how many of `count` samples the run was trained on."""
+    if seen := trained_on(Run(run), source, root, split, count):
+        fix = "metrics on them are not those of new samples; predict a test split or new data to evaluate"
+        warnings.warn(f"{seen:,} of {count:,} samples were in the run's training data: {fix}", stacklevel=3)
+
+
+def trained_on(run: Run, source: str | Path, root: str | Path | None, split: str | None, count: int) -> int:
+    """How many of `count` samples the run was trained or calibrated on, as their place tells: copies are not known."""
+    data = run.metadata["data"]
+    if "source" not in data or not isinstance(data["fingerprint"], dict):  # in memory, or of an earlier version
+        return 0
+    places = (root, source), (data.get("root"), data["source"])
+    inside, own = ((Path(folder or "").expanduser() / Path(name).expanduser()).resolve() for folder, name in places)
+    if not inside.is_relative_to(own):
+        return 0
+    below = inside.relative_to(own).parts  # a folder or table of one split, or nothing
+    chosen = split_name(Path(below[0]).stem) if below else split
+    if chosen in ("train", "val"):
+        return min(count, data["fingerprint"]["samples"])
+    tested = run.read_json("metrics.json").get("test", {}).get("samples", 0) if run.finished else 0
+    whole = not below and count >= data["fingerprint"]["samples"] + tested  # a test split has no more than `tested`
+    return int(data["fingerprint"]["samples"]) if whole else 0
 
 
 class Table:

@@ -157,7 +157,7 @@ def predict_source(
 
     Actors read their samples themselves: the run folder and the source must be readable on all machines.
     """
-    from rfdlc.integrations.predicting import Predicted, decide_by
+    from rfdlc.integrations.predicting import Predicted, decide_by, warn_of_training
     from rfdlc.training.model import Model
 
     remote, folder = "://" in str(out), Path(out)
@@ -166,6 +166,7 @@ def predict_source(
     ray = start(address)
     model = Model.load(run)
     samples = model.open_samples(source, **where)
+    warn_of_training(run, source, len(samples), where.get("root"), where.get("split"))
     decide_by(model, samples, utility, target_prior, decider)
     starts = range(0, len(samples), PART_ROWS)
     given: dict[str, Any] = {"run": str(run), "source": str(source), "decider": model.decider, "raw": raw}

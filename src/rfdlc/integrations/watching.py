@@ -136,8 +136,7 @@ class Watch:
         found = self.realised
         if found is None:
             return []
-        ends = f"{readable(found.interval[0])} to {readable(found.interval[1])}"
-        lines = [f"{found.labelled:,} labels: a realised utility of {readable(found.utility)} ({ends}); "
+        lines = [f"{found.labelled:,} labels: a realised utility of {readable(found.utility)} ({found.ends}); "
                  f"{readable(found.promised)} was promised."]  # fmt: skip
         for option in [each for each in self.options if each.pays][:1]:
             what = {"prior": "A new prior", "calibration": "A recalibration", "both": "A recalibration and a new prior"}

@@ -293,6 +293,13 @@ def test_another_readme_stays(text, run, tmp_path):
     assert (tmp_path / "README.md").read_text() == text
 
 
+def test_a_folder_with_other_files_gets_no_readme(run, tmp_path):
+    (tmp_path / "notes.txt").touch()
+    for _ in range(2):
+        assert rfdlc.export(run, tmp_path / "model.pt2").cards[0].name == "model.md"
+    assert not (tmp_path / "README.md").exists()
+
+
 def test_rows_of_a_table(tmp_path):
     rng = np.random.default_rng(0)
     lines = ["age,dose,colour,kind"]

@@ -600,3 +600,27 @@ def test_the_class_prior_of_the_samples_is_estimated(run, photos, tmp_path):
     np.testing.assert_allclose(written, decider.probabilities(found), atol=1e-4)
     for words in (("export", run, tmp_path / "model.onnx"), ("serve", run)):
         assert "cannot be estimated here" in str(command(*words).exception)
+
+
+def test_samples_of_the_training_are_named(tmp_path, recwarn):
+    """Metrics on them look better than those of new samples: of a whole source, a split, or the folder of a split."""
+    rng, told = np.random.default_rng(0), r"{} of {} samples were in the run's training data: metrics on them"
+    lines = [f"{x:.4f},{'ab'[int(x + rng.normal() > 0)]}" for x in rng.normal(size=100)]
+    whole, folder = tmp_path / "whole.csv", tmp_path / "splits"
+    whole.write_text("\n".join(["x,target", *lines]))
+    folder.mkdir()
+    for name, part in (("train", lines[:60]), ("test", lines[60:])):
+        (folder / f"{name}.csv").write_text("\n".join(["x,target", *part]))
+    options = {"backbone": "mlp", "epochs": 1, "widths": (4,), "tune": "off", "device": "cpu"}
+    for source in (whole, folder):
+        rfdlc.train(source, out=tmp_path / f"run-{source.stem}", **options)
+    with pytest.warns(UserWarning, match=told.format(80, 100)):
+        rfdlc.predict(tmp_path / "run-whole", whole, tmp_path / "p.csv")
+    split = tmp_path / "run-splits"
+    for source, chosen in ((folder, "train"), (folder / "train.csv", None)):
+        with pytest.warns(UserWarning, match=told.format(60, 60)):
+            rfdlc.predict(split, source, tmp_path / "p.csv", split=chosen)
+    recwarn.clear()
+    for source in (folder, folder / "test.csv", whole):
+        rfdlc.predict(split, source, tmp_path / "p.csv")
+    assert not [w for w in recwarn if "training data: metrics" in str(w.message)]

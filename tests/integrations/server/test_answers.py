@@ -139,7 +139,14 @@ def test_rows_of_a_table(tmp_path, start):
     with start(open_backend(tmp_path / "run")) as served:
         client = rfdlc.Client(served.url)
         expected = [model.decider.utility.actions[i] for i in model.decide(rows)]
-        assert client.decide(rows=rows)["action"] == expected
+        answer = client.decide(rows=rows)
+        assert answer["action"] == expected
+        (told,) = answer["warnings"]
+        assert told.startswith("column 'colour' has categories that training did not see")
+        assert "green" not in told
+        assert "warnings" not in client.decide(rows={"age": [39], "colour": ["red"]})
+        assert client.decide(rows={"age": [39], "colour": ["RED"]})["warnings"] == [told]
+        assert "rfdlc_unseen_categories_total 4.0" in client.metrics()
         for bad in (
             {"age": [1]},
             {"age": [1e39], "colour": ["red"]},

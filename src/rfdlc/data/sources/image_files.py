@@ -59,6 +59,12 @@ def read_folder(
             listed[split] += [Entry(f"{below}/{image}", kind) for image in images]
             broken += [] if images else [f"{place / kind}: the class folder holds no image (expected {ENDINGS})"]
             kinds.add(kind)
+    if kinds and not any(listed.values()):
+        held = [folder for folder in deeper if any(is_image(name) for name, _ in _entries(root / folder, root, True))]
+        if held:
+            told = f"{path}: images lie one level deeper than class folders, in {listing(held, 3)}"
+            fix = f"give {(root / held[0]).parent} for the classes in it, or move all class folders to {path}"
+            raise InputError(f"{told}: {fix}")
     if not kinds:
         tables = listing((entry.name for entry in sorted(path.iterdir()) if entry.is_file() and is_table(entry)), 3)
         fix = f"; for a table, name it: {path}/{tables}" if tables else ""
@@ -153,7 +159,10 @@ def listed_name(
             contents[folder] = frozenset()
             with suppress(OSError, ValueError):  # it is not there, or cannot be
                 contents[folder] = frozenset(os.listdir(root / folder))
-        expect(file in contents[folder], f"the file {root / name} does not exist: expected a path relative to {root}")
+        found = file in contents[folder]
+        here = not found and Path(name).is_file()
+        hint = f"; it is relative to the current folder: move the list to {Path.cwd()}" if here else ""
+        expect(found, f"the file {root / name} does not exist: expected a path relative to {root}{hint}")
     return name
 
 

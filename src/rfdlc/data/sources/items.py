@@ -126,7 +126,7 @@ def _gather(
         pair = keys is not None or (isinstance(item, tuple | list) and len(item) == 2)
         expect(pair, f"{where}: is a {type(item).__name__}: expected a pair (image or features, label)")
         given, label = item if keys is None else (item[key] for key in keys)
-        one_class = label is not None and np.size(label) == 1
+        one_class = label is not None and np.asarray(label).size == 1
         expect(one_class, f"{where}: its label is {label}: expected one class, as a number or a name")
         labels.append(label.item() if hasattr(label, "item") else label)
         values = given if hasattr(given, "getpixel") else np.asarray(given)

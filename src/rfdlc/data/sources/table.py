@@ -44,7 +44,7 @@ def read(
     if "column 1" in table:
         found.append("the first line holds values and was read as a row: columns are called column 1, column 2, ...")
     absent = _missing(table[target])
-    told = f"{where}: the target {target!r} is missing in row {listing(absent, 5)}"
+    told = f"{where}: the target {target!r} is missing in row {listing(absent, 5)}{_spelt(table[target], absent)}"
     expect(skip_broken or not absent, f"{told}; remove them, or leave them out with {SKIPPING}")
     if absent:
         kept = np.setdiff1d(np.arange(len(table[target])), np.array(absent) - 1)
@@ -154,6 +154,13 @@ def check_roles(where: str, table: Table, target: str | None, *others: str | Non
 
 def _missing(cells: Any) -> list[int]:
     return [row for row, text in enumerate(text_column(cells), 1) if text is None]
+
+
+def _spelt(cells: Any, rows: Sequence[int]) -> str:
+    """What to say of texts that were read as missing, and may be the name of a class."""
+    taken = np.asarray(cells.take(np.array(rows, dtype=np.int64) - 1), dtype=object)
+    found = sorted({cell.strip() for cell in taken if isinstance(cell, str)} - {""})
+    return f" ({listing(map(repr, found), 3)} means missing: where it is a class, rename it)" if found else ""
 
 
 def classes_of(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:

@@ -239,9 +239,10 @@ def random_samples(model: Model, count: int) -> NDArray[Any]:
 def write_cards(model: Model, path: Path, precision: str, parity: Parity) -> tuple[Path, ...]:
     """One beside the exported file and one in the run folder (if it can be written), so that either can be pushed."""
     text, beside = card(model, path.name, precision, parity), path.with_name("README.md")
-    known = beside.read_text(encoding="utf-8", errors="replace") if beside.exists() else text
-    if "library_name: rfdlc" not in known or path.name not in known:
-        beside = path.with_suffix(".md")  # somebody else's README, or the card of another file, stays
+    known = beside.read_text(encoding="utf-8", errors="replace") if beside.exists() else ""
+    alone = all(each.name == path.name for each in path.parent.iterdir())
+    if not alone and ("library_name: rfdlc" not in known or path.name not in known):
+        beside = path.with_suffix(".md")  # a folder that is not the model's has a README of its own, or needs none
     places = [place for place in dict.fromkeys((beside, model.path / "README.md")) if os.access(place.parent, os.W_OK)]
     for place in places:
         with replacing(place) as new:

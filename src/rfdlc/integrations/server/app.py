@@ -145,8 +145,12 @@ class Service:
                     reading = self._decoders.submit(self._work, how, body, time.monotonic() + limits.seconds)
                     question = await asyncio.wrap_future(reading)
                 asked, utility = question.pop("infer", None), question.pop("utility", None)
+                doubts = question.pop("warnings", [])
                 answer = await self._answer(question)
                 named: dict[str, Any] = {"decider": decider_version(answer.decider)}
+                if doubts:
+                    named["warnings"] = doubts
+                    metrics.count_unseen(len(answer.probabilities))
                 if self.log is not None and utility is None:  # others are not decisions of the decider
                     named["id"] = self.log.add(answer)
                 given = answer, utility, full, asked, named

@@ -124,7 +124,7 @@ class DecisionLog:
         known = {"matched": len(found), "unknown": len(lines) - len(found), "decider": decider_version(decider)}
         values: dict[str, Any] = {"realised_utility": None, "interval": None, "promised_utility": None}
         if realised is not None:
-            values = {"realised_utility": realised.utility, "interval": list(realised.interval)}
+            values = {"realised_utility": realised.utility, "interval": realised.interval}
             values |= {"promised_utility": realised.promised, "labels": realised.labelled}
         return {**known, **values, "advice": advice(realised, metrics.moved)}
 

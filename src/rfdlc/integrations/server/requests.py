@@ -25,6 +25,7 @@ IMAGE = f"expected a complete file of {listing(FORMATS)}, grey or RGB with 8 bit
 CLOSE, LATER = {"connection": "close"}, {"retry-after": "1"}  # after CLOSE the rest of the body is not read
 HEADERS = {401: {"www-authenticate": "Bearer"}, 408: CLOSE, 411: CLOSE, 429: LATER, 503: LATER}  # of refusals
 PIXEL, NUMBER = Annotated[int, Field(ge=0, le=255)], Annotated[float, Field(allow_inf_nan=False)]
+UNSEEN = "column {!r} has categories that training did not see: for the model these rows have none of its categories"
 CELL = bool | str | int | NUMBER | None  # of a table
 
 
@@ -66,6 +67,7 @@ class DecideResponse(BaseModel):
     mutual_information: list[float]
     set: list[list[str]] | None = None  # of a decider with sets
     decider: str  # version of the decider
+    warnings: list[str] | None = None  # about categories that training did not see, by column
     id: list[str] | None = None  # where decisions are logged: what labels for POST /feedback are matched by
     classes: list[str] | None = None
     probabilities: list[list[float]] | None = None
@@ -138,6 +140,9 @@ class Reader:
         question = {name: self._read(name, value) for name, value in given.items()}
         if "images" in question:
             question["images"] = self._decode(question["images"], deadline)
+        if "rows" in question:
+            question["rows"], unseen = question["rows"]
+            question |= {"warnings": [UNSEEN.format(name) for name in unseen]} if unseen else {}
         return question
 
     def _read(self, name: str, value: Any) -> Any:
@@ -190,7 +195,8 @@ class Reader:
         _check(np.isfinite(samples).all())
         return samples
 
-    def _rows(self, given: dict[str, Any] | list[dict[str, Any]]) -> NDArray[Any]:
+    def _rows(self, given: dict[str, Any] | list[dict[str, Any]]) -> tuple[NDArray[Any], list[str]]:
+        """Features, and the columns with categories that training did not see."""
         names = [column.name for column in self.served.encoder.columns]
         held = set.intersection(*map(set, given)) if isinstance(given, list) else set(given)
         absent = [name for name in names if name not in held]
@@ -198,8 +204,9 @@ class Reader:
         if isinstance(given, list):
             given = {name: [row[name] for row in given] for name in names}
         cells = {name: self.cells.validate_python(given[name]) for name in names}
+        unseen = list[str]()
         try:
-            return self.served.encoder.transform(cells)
+            return self.served.encoder.transform(cells, unseen), unseen
         except InputError:  # answers name the column, never a cell
             for column in self.served.encoder.columns:
                 kind = "dates" if column.is_date else "numbers"
@@ -221,7 +228,7 @@ class Reader:
 
 def _fits(column: Any, cells: dict[str, Any]) -> bool:
     try:
-        column.transform(cells[column.name])
+        column.transform(cells[column.name], [])
     except InputError:
         return False
     return True

@@ -119,7 +119,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         Predict with the mean of the model of all samples and those of the folds; False: with the former alone.
     abstain_label : object or dict, default -1
         What `predict` returns for an action that is not a class if labels are numbers (text labels: the action's name);
-        or `{action: label}`.
+        or `{action: label}`. Booleans are 0 and 1 beside it, since metrics of scikit-learn need one kind of labels.
 
     Attributes
     ----------
