@@ -90,8 +90,11 @@ def test_modes_that_come_out_right(tmp_path: Path, mode: str, channels: int) -> 
 def test_sizes_are_chosen_said_and_may_be_given(folder: Path) -> None:
     picture(folder / "bee" / "large.png", size=(300, 150))
     data = rfdlc.load(folder, test_fraction=0)
-    assert data.input_shape == (3, 64, 64)
-    assert "images from 40x40 to 300x150 (2 sizes) become 64x64" in data.notes[0]
+    assert data.input_shape == (3, 40, 40)  # of most of them, as it is small
+    assert "images from 40x40 to 300x150 (2 sizes) become 40x40" in data.notes[0]
+    for number in range(9):
+        picture(folder / "bee" / f"large-{number}.png", size=(300 + number, 150))
+    assert rfdlc.load(folder, test_fraction=0).input_shape == (3, 128, 128)
     assert rfdlc.load(folder, image_size=17).input_shape == (3, 17, 17)
     with pytest.raises(InputError, match=r"image_size=0 is not valid: .*greater than 0"):
         rfdlc.load(folder, image_size=0)

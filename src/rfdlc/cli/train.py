@@ -305,7 +305,7 @@ def _report_folds(found: Any, as_json: bool) -> None:
     columns = {"out of fold": metrics.get("test_tail_sensitive", metrics["test"])}
     spread = [fold["mean_utility"] for fold in metrics["folds"]]
     lines = [f"data: {note}" for note in found.notes]
-    lines += [f"mean utility of the folds (one-hot): {', '.join(f'{value:.3f}' for value in spread)}"]
+    lines += [f"accuracy of the folds, decided for accuracy: {', '.join(f'{value:.3f}' for value in spread)}"]
     lines += [f"out-of-fold predictions: {path}/predictions.npz"]
     lines += [f"next: rfdlc evaluate {path} --utility tail-sensitive"]
     title = "Utility tail-sensitive" if "test_tail_sensitive" in metrics else None

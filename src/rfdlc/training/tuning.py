@@ -87,7 +87,8 @@ def tune(trainer: Trainer, run: Run) -> None:
             run.config = run.config.replace(**plan.get("network", {}))
             run.write_json(FILE, plan)
             if plan["rungs"]:
-                announce(f"trials     {len(plan['candidates'])} settings, halved until one is left, then varied")
+                whole = "" if run.config.budget else "; about a quarter of the whole time, which --budget 10m limits"
+                announce(f"trials     {len(plan['candidates'])} settings, halved until one is left, then varied{whole}")
             elif run.config.tune != "off":
                 announce("trials     none: the training is too short, or the given settings leave nothing to choose")
             for rung in list(plan["rungs"]):

@@ -160,7 +160,7 @@ def listed_name(
             with suppress(OSError, ValueError):  # it is not there, or cannot be
                 contents[folder] = frozenset(os.listdir(root / folder))
         found = file in contents[folder]
-        here = not found and Path(name).is_file()
+        here = not found and os.path.isfile(name)  # False for a name that is too long, too
         hint = f"; it is relative to the current folder: move the list to {Path.cwd()}" if here else ""
         expect(found, f"the file {root / name} does not exist: expected a path relative to {root}{hint}")
     return name
@@ -202,8 +202,8 @@ def read_images(
         grey = grey and all(is_grey for _, is_grey in found.values())
     check_broken(gone, how.skip_broken)
     expect(any(sizes.values()), f"{name}: no image in {root} can be used ({len(gone)} are broken)")
-    different, channels = {size for own in sizes.values() for size in own}, 1 if grey else 3
-    side, (fit, fit_note) = _side(different, how.image_size), _fit(sizes["train"], how.fit)
+    known, channels = [size for own in sizes.values() for size in own], 1 if grey else 3
+    different, side, (fit, fit_note) = {*known}, _side(known, how.image_size), _fit(sizes["train"], how.fit)
     fits = sum(map(len, usable.values())) * channels * side**2 <= FITS_IN_MEMORY
     resizing = Resizing(fit, how.interpolation, CENTRE if fit == "crop" and not fits else 1.0)
     index: dict[int | str, int] = {name: i for i, name in enumerate(class_names)}
@@ -233,12 +233,12 @@ def check_broken(broken: Sequence[str], skip_broken: bool) -> None:
         raise BrokenImage(f"{named}. Repair or remove what is broken, or leave it out with {SKIPPING}")
 
 
-def _side(sizes: set[Size], image_size: int | None) -> int:
-    """The side of the square that images become, by default their own if it is small."""
+def _side(sizes: Sequence[Size], image_size: int | None) -> int:
+    """The side of the square that images become, by default their own, or about their own, if it is small."""
     width, height = min(sizes)
-    typical = float(np.median([min(size) for size in sizes]))
-    usual = max((side for side in (32, 64, 128, 224) if side <= typical), default=32)
-    return image_size or (width if len(sizes) == 1 and width == height <= 64 else usual)
+    typical = int(np.median([min(size) for size in sizes]))
+    usual = max(32, typical // 4 * 4) if typical <= 64 else max(side for side in (64, 128, 224) if side <= typical)
+    return image_size or (width if len({*sizes}) == 1 and width == height <= 64 else usual)
 
 
 def _fit(sizes: Sequence[Size], wanted: Fit) -> tuple[str, str]:
