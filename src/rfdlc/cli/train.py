@@ -319,7 +319,7 @@ def _choice_table(choice: dict[str, Any]) -> Any:
     for row in rows:
         weight = f"{row['weight']:.2f}" if row["weight"] else ""
         table.add_row(row["name"], f"{row['loss']:.4f}", weight, end_section=row is rows[-1])
-    table.add_row("mixture", f"{choice['mixture_loss']:.4f}", "")
+    table.add_row("mixture, weighted by other folds", f"{choice['mixture_loss']:.4f}", "")
     return table
 
 
