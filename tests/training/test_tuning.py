@@ -210,6 +210,17 @@ def slow(simulated_steps):
     return clock, measured
 
 
+def test_without_a_budget_the_time_is_said_before_the_trials(tmp_path, slow, monkeypatch, capsys):
+    """Steps of 4 s, 6 of an epoch: 100 epochs, and 30% for trials."""
+    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [1.0] * len(trials)))
+    data = rfdlc.load({"train": places(192), "val": places(50), "test": places(50)})
+    with shown():
+        tuned(tmp_path / "run", data, epochs=100, tune="auto")
+    told = capsys.readouterr().err
+    assert "time       about 0:52:00 in all, a quarter of it for the trials; --budget 10m limits it" in told
+    assert told.index("time       about") < told.index("chosen     ")
+
+
 def test_slow_steps_leave_the_budget_to_the_training(tmp_path, slow, capsys):
     """Steps of 4 s, 6 of an epoch, in a budget of 200 s: 8 trials side by side would take 8 s a step."""
     clock, measured = slow

@@ -9,6 +9,7 @@ seed give the same choice. tuning.json has the plan and every loss: a run that w
 import math
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,7 @@ FILE = "tuning.json"
 MOST_TRIALS = 8  # of tune=auto
 SHARE = 0.3  # of the work of the training, that its trials may cost
 FEWEST_STEPS = 20  # of a trial
+LOOKED_AT = 2.0  # seconds, to say how long a training without a budget takes
 LONGEST = 4  # times the usual number of epochs, whatever the budget
 FEW = 0.25  # of the usual number of epochs, below which a budget is too short for good results
 PLENTY = 2  # times the usual number of epochs, from which on a budget is better spent on more trainings than on epochs
@@ -87,8 +89,8 @@ def tune(trainer: Trainer, run: Run) -> None:
             run.config = run.config.replace(**plan.get("network", {}))
             run.write_json(FILE, plan)
             if plan["rungs"]:
-                whole = "" if run.config.budget else "; about a quarter of the whole time, which --budget 10m limits"
-                announce(f"trials     {len(plan['candidates'])} settings, halved until one is left, then varied{whole}")
+                announce(f"trials     {len(plan['candidates'])} settings, halved until one is left, then varied")
+                _announce_time(trainer, run, stack.net)
             elif run.config.tune != "off":
                 announce("trials     none: the training is too short, or the given settings leave nothing to choose")
             for rung in list(plan["rungs"]):
@@ -106,6 +108,16 @@ def tune(trainer: Trainer, run: Run) -> None:
     run.config = run.config.replace(**chosen)
     if plan["rungs"] or len(chosen) > 1:
         announce(f"chosen     {_words(chosen)}")
+
+
+def _announce_time(trainer: Trainer, run: Run, net: ParticleNet) -> None:
+    """Without a budget, on a CPU: how long all of it takes, by a few steps. It may be hours."""
+    if run.config.budget or net.head_weights.device.type != "cpu":
+        return
+    with live(None, "measuring steps") as show:
+        seconds = seconds_per_epoch(trainer, [measuring.unwritten(run, run.config)], LOOKED_AT, show)
+    whole = timedelta(seconds=max(1, round((1 + SHARE) * seconds * run.config.epochs * run.config.trainings)))
+    announce(f"time       about {whole} in all, a quarter of it for the trials; --budget 10m limits it")
 
 
 def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[str, Any]:
