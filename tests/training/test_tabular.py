@@ -196,7 +196,7 @@ def test_a_table_from_end_to_end(tmp_path, monkeypatch):
     assert rfdlc.evaluate(rfdlc.Predictions.load(folder), decider=loaded.decider).mean_utility > 0.6
     exported = rfdlc.export(folder, tmp_path / "m.onnx").parity
     members = listing(f"{row['name']} ({row['weight']:.2f})" for row in rows if row["weight"] > 0)
-    assert f"likelihood: {members}; decisions" in (tmp_path / "README.md").read_text()
+    assert f"likelihood: {members}; decisions" in (tmp_path / "m.md").read_text()
     assert (exported.decisions_changed, exported.largest_difference < 1e-5) == (0, True)
     graph, frame = rfdlc.OnnxModel.load(tmp_path / "m.onnx"), pd.read_csv(source)
     expected = loaded.decide(source)

@@ -23,7 +23,7 @@ QUICK, SLACK = 0.01, 4  # of a budget, for the smallest network; how many times 
 TOO_FEW_STEPS, OF_SMALL = 2000, 500  # of a training, with which a smaller network learns more; of the small ones
 SIDES = (64, 32)  # in pixels, of larger images that are made smaller where a budget is short
 SMALL = {"backbone": "cnn", "mixup": 0.0}  # learns in few steps, with this optimiser unless the user has chosen
-RATES = {"optimiser": "adamw", "learning_rate": 3e-3, "weight_decay": 1e-2}
+RATES = {"optimiser": "adamw", "learning_rate": 3e-3, "weight_decay": 1e-2, "warmup": 1}
 SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH = 0.02  # of a budget, or a second, after which more than five steps are not needed
 
