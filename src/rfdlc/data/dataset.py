@@ -239,7 +239,12 @@ def as_inputs(where: str, inputs: NDArray[Any]) -> NDArray[Any]:
         return as_images(where, inputs)
     expected = "expected numbers (N, features), or uint8 images (N, H, W), (N, H, W, 3) or (N, 3, H, W)"
     numbers = inputs.ndim == 2 and inputs.dtype.kind in "iufb"
-    expect(numbers, f"{where}: inputs are {inputs.dtype} of shape {inputs.shape}: {expected}")
+    fix = ""
+    if not numbers and inputs.ndim in (3, 4) and inputs.dtype.kind in "iufb" and inputs.min(initial=0) >= 0:
+        largest = inputs.max(initial=0)
+        scaled = "x" if 1 < largest <= 255 else "255 * x" if largest <= 1 else f"x * (255 / {largest:g})"
+        fix = f"; of images x with values up to {largest:g}, give np.round({scaled}).astype('uint8')"
+    expect(numbers, f"{where}: inputs are {inputs.dtype} of shape {inputs.shape}: {expected}{fix}")
     with np.errstate(over="ignore"):  # too large values become infinite, and are reported below
         features = inputs.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
@@ -255,5 +260,6 @@ def as_images(where: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if images.shape[1] in (1, 3):
         return images
     rule = f"{where}: images have shape {images.shape}: expected 1 or 3 channels, (N, H, W[, channels])"
+    rule += "; leave out transparency, images[..., :3]" if images.shape[-1] == 4 else ""
     expect(images.shape[-1] in (1, 3), rule)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
