@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from rfdlc.cli import app
 from rfdlc.cli.request import UtilityRequest
+from rfdlc.cli.train import _learned_little
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.errors import InputError
@@ -78,6 +79,7 @@ def test_a_model_that_learned_nothing_is_named(tmp_path):
         (tmp_path / f"{name}.csv").write_text("\n".join(["x,target", *lines]))
         shown = run("train", tmp_path / f"{name}.csv", "--out", tmp_path / name).stdout
         assert ("almost nothing was learned: a log loss of" in " ".join(shown.split())) == (name == "noise")
+    assert _learned_little(0.1, np.zeros(5, dtype=int)) is None  # one class alone says nothing about a model
 
 
 def test_groups_are_a_data_option(tmp_path):

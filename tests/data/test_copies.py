@@ -51,6 +51,9 @@ def test_oversampled_rows_are_copies_and_few_values_are_not(tmp_path: Path) -> N
     few = rng.integers(0, [2, 3, 4, 5], (1_000, 4)).astype(float)
     few[:, 3] = np.where(rng.random(1_000) < 0.9, few[:, 2], few[:, 3])  # depend on each other
     assert first_copies(few).tolist() == list(range(1_000))
+    many = np.tile(few, (30, 1))  # more rows than are looked at
+    assert first_copies(many).tolist() == list(range(30_000))
+    assert first_copies(np.tile(rng.normal(size=(15_000, 2)), (2, 1))).tolist() == list(range(15_000)) * 2
     mixed = np.column_stack([few, rng.normal(size=1_000)])
     assert first_copies(np.tile(mixed, (3, 1))).tolist() == list(range(1_000)) * 3
     table = np.concatenate([noise, noise[rng.random(300) < 0.7]])

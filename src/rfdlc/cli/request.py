@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -155,11 +155,17 @@ class Request(UtilityRequest):
         from rfdlc.tables import is_table
 
         classes = known = self.checked_classes()
-        if saved := self.decider is not None and classes is None and is_table(file):  # it knows its classes
-            known = rfdlc.Classes(rfdlc.Decider.load(self.decider).utility.classes.names)
-        found = rfdlc.Predictions.load(file, known, logits=self.logits, others=saved)
+        saved = self.saved_decider if classes is None and is_table(file) else None
+        if saved is not None:  # it knows its classes
+            known = rfdlc.Classes(saved.utility.classes.names)
+        found = rfdlc.Predictions.load(file, known, logits=self.logits, others=saved is not None)
         own, ready = (found.classes, found.named), found if found.scores.corrected else None
         return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
+
+    @cached_property
+    def saved_decider(self) -> "rfdlc.Decider | None":
+        """The decider of --decider, read once."""
+        return None if self.decider is None else rfdlc.Decider.load(self.decider)
 
     def checked_classes(self) -> "rfdlc.Classes | None":
         """The classes that the options name; raises for options that do not fit together."""
@@ -176,7 +182,7 @@ class Request(UtilityRequest):
 
         A budget of samples that are `ready`, calibrated and corrected, is found from them.
         """
-        saved = rfdlc.Decider.load(self.decider) if self.decider else reading.folder_decider(file)
+        saved = reading.folder_decider(file) if self.decider is None else self.saved_decider
         known = own if named or saved is None else saved.utility.classes
         built = self.costs is None and self.utility in (None, *reading.BUILDERS)
         utility = self.read_utility(known if named or built else None, saved)
@@ -216,7 +222,7 @@ class LabelledRequest(Request):
     target: Annotated[str | None, Option(metavar="COLUMN", help="The class column of --labels FILE.")] = None
 
     def checked_classes(self) -> "rfdlc.Classes | None":
-        """As of other requests."""
+        """As in other requests, after checking that --target has a file to name a column of."""
         own = f"--target {self.target} names a column of --labels FILE: give that, too; in predictions it is `target`"
         expect(self.target is None or self.labels is not None, own)
         return super().checked_classes()

@@ -262,8 +262,10 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
     lines, following = [f"data: {note}" for note in notes], f"predict {path} DATA --out predictions.csv"
     if "test" in metrics:
         following, predictions = f"evaluate {path} --utility tail-sensitive", rfdlc.Predictions.load(path)
-        warning = None if predictions.targets is None else model.decider.prior_warning(predictions.targets)
-        warning = warning or _learned_little(metrics["test"]["nll"], predictions.targets)
+        targets = predictions.targets
+        warning = targets is not None and (
+            model.decider.prior_warning(targets) or _learned_little(metrics["test"]["nll"], targets)
+        )
         lines += [f"warning: {warning}"] if warning else []
     if "test_tail_sensitive" in metrics:
         title = "Test samples, utility tail-sensitive"
@@ -289,9 +291,10 @@ def _learned_little(loss: float, targets: Any) -> str | None:
     """What to say of probabilities that are hardly better than the class frequencies of the samples."""
     import numpy as np
 
-    share = np.bincount(targets) / len(targets)
-    alone = -float((share[share > 0] * np.log(share[share > 0])).sum())
-    if loss < LITTLE * alone:
+    from rfdlc.decide.uncertainty import entropy
+
+    alone = float(entropy(np.bincount(targets) / len(targets)))
+    if loss < LITTLE * alone or alone == 0:  # one class alone says nothing about the model
         return None
     told = f"almost nothing was learned: a log loss of {loss:.3f}, and {alone:.3f} by class frequencies alone"
     return f"{told}; train longer (--budget, epochs), or look at the data with `rfdlc inspect`"

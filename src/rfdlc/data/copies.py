@@ -16,8 +16,9 @@ ALIKE = 0.99  # the correlation of two thumbnails from which on images look the 
 THUMBNAIL, SMALLEST = 16, 32  # sides of thumbnails, and of images that are compared by them
 MOST_COMPARED, MOST_FILES = 20_000, 50_000  # more images, or files, are compared by their content alone, or not at all
 MOST_COPIES = 100  # or a hundredth of the samples: what is more frequent is no copy, as in tables with few values
-MOST_OVERSAMPLED = 20  # sets of a twentieth of the rows, where classes are oversampled and values are not few
-BY_CHANCE = 0.01  # of the equal pairs must be expected by chance: columns depend on each other, so more are found
+LARGEST_SET = 20  # equal rows that chance does not explain are copies in sets of up to this fraction, 1/20, of all rows
+BY_CHANCE = 0.01  # chance explains equal pairs if this share is expected: columns depend on each other, so more occur
+ROWS_LOOKED_AT = 10_000  # for how often columns agree
 FLAT = 8.0  # the standard deviation of a thumbnail, in grey levels, below which noise lowers correlations
 FAINT = 4  # such thumbnails are copies if they differ by what ALIKE allows at FLAT, and by a quarter of their contrast
 TAIL = 4096  # bytes at the end of a file that are compared
@@ -34,10 +35,10 @@ def first_copies(inputs: NDArray[Any] | ImageFiles) -> Indices:
         return joined(first_of(_hashed(_ends(inputs)))) if count <= MOST_FILES else np.arange(count)
     if inputs.ndim == 2:
         exact = first_of(_row_hashes(inputs))
-        if not _by_chance(inputs, exact):
-            return joined(exact, count // MOST_OVERSAMPLED)
-        copied = np.bincount(exact, minlength=count)[exact] > 1
-        return np.arange(count) if 2 * copied.sum() > count else joined(exact)
+        copied = (np.bincount(exact, minlength=count)[exact] > 1).sum()
+        if copied and not _by_chance(inputs, exact):
+            return joined(exact, count // LARGEST_SET)
+        return np.arange(count) if 2 * copied > count else joined(exact)
     exact = first_of(hashes(inputs))
     compared = count <= MOST_COMPARED and min(inputs.shape[2:]) >= SMALLEST
     return joined(_alike(inputs, exact) if compared else exact)
@@ -50,16 +51,16 @@ def first_of(keys: NDArray[Any]) -> Indices:
 
 
 def joined(first: Indices, most: int = 0) -> Indices:
-    """`first` without the sets that are too large to be copies, of more than `most` samples or so."""
+    """`first` without the sets that are too large to be copies; the usual limit, or `most` samples if that is more."""
     large = np.bincount(first, minlength=len(first)) > max(MOST_COPIES, len(first) // 100, most)
     return np.where(large[first], np.arange(len(first)), first)
 
 
 def _by_chance(rows: NDArray[Any], first: Indices) -> bool:
-    """Whether pairs of equal rows are explained by how often different rows agree in each column, if independent."""
+    """Whether independent columns that agree as often as those of different rows explain the pairs of equal rows."""
     different, times = np.unique(first, return_counts=True)
     expected, found = len(rows) ** 2 / 2, (times * (times - 1.0)).sum() / 2
-    for column in rows[different].T:
+    for column in rows[different[:: 1 + len(different) // ROWS_LOOKED_AT]].T:
         if expected < found * BY_CHANCE:
             return False
         count = np.unique(column, return_counts=True)[1]

@@ -137,8 +137,8 @@ def is_lake(source: str) -> bool:
     if names_many(source):
         return True
     run = any(os.path.exists(os.path.join(source, name)) for name in ("config.json", "predictions.npz"))
-    run = run or bool(runs_inside(Path(source)))  # whose tables are no predictions
-    return os.path.isdir(source) and not run and bool(_files(*filesystem(source))[1])
+    tables = os.path.isdir(source) and not run and bool(_files(*filesystem(source))[1])
+    return tables and not runs_inside(Path(source))  # the tables of runs are not predictions
 
 
 def names_many(source: str) -> bool:

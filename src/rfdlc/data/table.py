@@ -23,6 +23,7 @@ LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond i
 DOTTED = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)", re.ASCII)  # day, month, year
 GROUPED = re.compile(r"[-+]?\d{1,3}([.,' \u00a0\u202f]\d{3})+([.,]\d+)?", re.ASCII)  # with thousands separators
 DECIMAL = re.compile(r"[-+]?\d+([.,]\d+)?", re.ASCII)
+UNSEEN = "column {!r} has categories that training did not see{}: for the model these rows have none of its categories"
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
 ROUNDED = 1e-3  # rounding to 32 bits may move a number by this share of its column's spread; a Unix time moves by 64
 
@@ -214,8 +215,7 @@ class ColumnCode:
                     stacklevel=4,
                 )
             elif unseen:
-                what = f"column {self.name!r} has categories that training did not see ({listing(unseen, 3)})"
-                warnings.warn(f"{what}: for the model these rows have none of its categories", stacklevel=4)
+                warnings.warn(UNSEEN.format(self.name, f" ({listing(unseen, 3)})"), stacklevel=4)
             found = np.fromiter((places.get(text, -1) for text in texts), np.int64, len(texts))
             return found[:, None] == np.arange(len(self._places))
         column = parse_column(self.name, cells)

@@ -41,8 +41,7 @@ class Realised:
     @property
     def ends(self) -> str:
         """The interval in words."""
-        known = self.interval is not None
-        return " to ".join(map(readable, self.interval or ())) if known else "too few labels for an interval"
+        return " to ".join(map(readable, self.interval)) if self.interval else "too few labels for an interval"
 
     @property
     def broken(self) -> bool:

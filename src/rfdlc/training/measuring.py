@@ -80,8 +80,8 @@ def relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
 
 def suffices(trainer: Trainer, run: Run, seconds: float, measured: float = 0.0) -> bool:
     """Whether a budget has time for the usual epochs, or for many steps, if an epoch takes so many seconds."""
-    possible, few = SAFETY * (run.config.budget - measured) / (seconds * run.config.trainings), run.config.backbone
-    enough = OF_SMALL if few == SMALL["backbone"] else TOO_FEW_STEPS
+    possible = SAFETY * (run.config.budget - measured) / (seconds * run.config.trainings)
+    enough = OF_SMALL if run.config.backbone == SMALL["backbone"] else TOO_FEW_STEPS
     return possible >= run.config.epochs or possible * steps_per_epoch(trainer, run) >= enough
 
 

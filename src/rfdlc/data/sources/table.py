@@ -74,7 +74,8 @@ def read(
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
     encoder = replace(encoder, identity=identity)
     whole = Split(encoder.transform(columns), labels, ids, group_of)
-    vars(whole).update({} if first is None else {"first": first})  # of the texts and numbers as they were split
+    if first is not None:
+        vars(whole)["first"] = first  # not computed again: the note on copies is about this split
     splits = {name: whole.take(rows) for name, rows in positions.items()}
     notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name])), *found]
     scaling = Normalisation.of_table(splits["train"].array, encoder)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from rfdlc.data.images import fitted, planes, unusable
+from rfdlc.data.table import UNSEEN
 from rfdlc.decide.scores import SUM_TOLERANCE, Floats
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, listing
@@ -25,7 +26,6 @@ IMAGE = f"expected a complete file of {listing(FORMATS)}, grey or RGB with 8 bit
 CLOSE, LATER = {"connection": "close"}, {"retry-after": "1"}  # after CLOSE the rest of the body is not read
 HEADERS = {401: {"www-authenticate": "Bearer"}, 408: CLOSE, 411: CLOSE, 429: LATER, 503: LATER}  # of refusals
 PIXEL, NUMBER = Annotated[int, Field(ge=0, le=255)], Annotated[float, Field(allow_inf_nan=False)]
-UNSEEN = "column {!r} has categories that training did not see: for the model these rows have none of its categories"
 CELL = bool | str | int | NUMBER | None  # of a table
 
 
@@ -142,7 +142,7 @@ class Reader:
             question["images"] = self._decode(question["images"], deadline)
         if "rows" in question:
             question["rows"], unseen = question["rows"]
-            question |= {"warnings": [UNSEEN.format(name) for name in unseen]} if unseen else {}
+            question |= {"warnings": [UNSEEN.format(name, "") for name in unseen]} if unseen else {}
         return question
 
     def _read(self, name: str, value: Any) -> Any:
