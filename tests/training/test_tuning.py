@@ -10,7 +10,7 @@ import torch
 import rfdlc
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
-from rfdlc.training import measuring, tuning
+from rfdlc.training import measuring, trainer, tuning
 from rfdlc.training.methods import resolve
 from rfdlc.training.run import Run
 from rfdlc.training.trial_losses import TrialLosses, balanced_losses, standard_errors
@@ -177,6 +177,28 @@ def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path
         assert read(path)["chosen"] == {"epochs": length, **chosen}
         assert Run(path).config == run.config
         assert run.config.trainings == (4 if chosen is folds else 2 if chosen is warm else 1)
+
+
+@pytest.mark.parametrize(
+    ("slower", "expected"),
+    [(1.0, None), (1.05, None), (1.2, 27), (1.5, 15), (3.0, 9)],  # 0.9 (36 - 16.2 slower) s; a quarter at least
+)
+def test_epochs_that_take_longer_than_measured_leave_fewer_for_the_refit(
+    tmp_path, monkeypatch, capsys, slower, expected
+):
+    """36 seconds for twice 36 epochs of 0.45 s, as measured."""
+    monkeypatch.setattr(tuning, "_measured", lambda *given: (0.45, 1.0, 0.0))
+    rows = trainer.Trainer._history_row
+    monkeypatch.setattr(trainer.Trainer, "_history_row", lambda *given: {**rows(*given), "seconds": 0.45 * slower})
+    with shown():
+        model = tuned(tmp_path / "run", places(200), budget=36, tune="off")
+    told = f"shorter    {expected} of 36 epochs on all samples: epochs took longer than measured\n"
+    assert (told in capsys.readouterr().err) == (expected is not None)
+    assert (model.config.epochs, model.config.refit_epochs) == (36, expected or 0)
+    history = Run(tmp_path / "run").checkpoint().history
+    assert [sum(row["phase"] == phase for row in history) for phase in (0, 1)] == [36, expected or 36]
+    assert history[-1]["learning_rate"] < 0.04 * max(row["learning_rate"] for row in history)  # it falls in time
+    assert Run(tmp_path / "run").config == model.config.replace(device="auto")
 
 
 def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):

@@ -117,7 +117,7 @@ class Stacker:
         net = nets[0] if alone else self.build(first, [run.config.seed for run in runs])
         if checkpoints:
             net.load_state_dict(stacked([found.net for found in checkpoints]))
-        elif first.warm:
+        elif first.refits and first.config.warm_refit:
             net.load_state_dict(stacked([run.trained for run in runs]))
         net = place(net, device)
         self.group.broadcast_(list(net.state_dict().values()))  # a backbone of the user's own may be random
@@ -131,7 +131,7 @@ class Stacker:
         members = [Member(sharing, Model(sharing[0], own), data) for sharing, own, (data, _) in parts]
         data = samples[0][0] if alone else self.data
         positions = [own for _, own in samples if own is not None and not alone]
-        described = [(run.method, run.config, own.classes) for run, (own, _) in zip(runs, samples, strict=True)]
+        described = [(run.method, run.phase_config, own.classes) for run, (own, _) in zip(runs, samples, strict=True)]
         # with the stage that has just ended: it is finalized after its last checkpoint
         numbers = [i for i, (begin, last) in enumerate(first.spans) if last >= start and begin < end]
         stages = [PreparedStage(number, described, data, device, self.group, positions) for number in numbers]
@@ -146,7 +146,7 @@ class Stacker:
 
     def _samples(self, run: Run) -> tuple[Dataset, Indices | None]:
         """What a run trains on in its phase, and the positions of it in the training split; None: all of it."""
-        if run.phase >= run.config.folds or self.data.val is not None or not run.config.hold_out:
+        if run.refits or self.data.val is not None or not run.config.hold_out:
             return self.data, None
         key = run.phase, run.config.folds, run.config.hold_out, run.config.seed
         if key not in self.held_out:
@@ -184,12 +184,12 @@ def same_until(one: Run, other: Run) -> int:
 
 def _training(run: Run) -> Iterator[tuple[Hashable, int]]:
     """All that a training does from its beginning, in order, each until an epoch: stages, cut where LATE starts."""
-    method, config, options = run.method, run.config, str(run.config.method_options)
+    method, config, options = run.method, run.phase_config, str(run.config.method_options)
     late = tuple(getattr(config, name) for name in sorted(LATE))
     begins = inf if config.weights == "constant" and config.utility == "none" else config.deferred_epoch
     shared = tuple(value for name, value in config if name not in EARLY)
     past: Hashable = method.combination, method.combination is as_they_are or options, run.config.folds, shared
-    past = past, run.path if run.warm else None  # which starts from weights of its own
+    past = past, run.path if run.refits and config.warm_refit else None  # which starts from weights of its own
     for stage, (start, end) in zip(method.stages, run.spans, strict=True):
         loss, rate = stage.loss or method.loss, stage.number("learning_rate_factor", config)
         plain = loss is integrated_gain  # until LATE starts, it is what it is without

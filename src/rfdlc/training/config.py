@@ -30,6 +30,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600}  # of durations, in seconds
 SHORT = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "optimizer": "optimiser"}
 SINKS = ("tensorboard", "mlflow", "wandb")
 TABULAR = ("mixture", "trees")  # backbones of tables, that are not networks alone
+SAFETY = 0.9  # of a budget: evaluation, calibration and files take some of it
 # The names that a setting may have; registries may grow.
 CHOICES: dict[str, tuple[Collection[str], ...]] = {
     "backbone": (("auto", "timm:NAME", "own", *TABULAR), BACKBONES), "head": (HEADS,), "weights": (WEIGHT_FORMS,),
@@ -128,6 +129,7 @@ class TrainConfig(BaseModel):
     cutmix: float = Field(0.0, ge=0, description="alpha of CutMix (images), 0 for none; not together with mixup")
     hold_out: float = Field(0.1, ge=0, le=0.9, description="share of the training data held out for calibration")
     refit: bool = Field(False, description="train again on all samples and keep the calibration: one training more")
+    refit_epochs: int = Field(0, ge=0, description="epochs of a refit; 0: as many as `epochs`")
     warm_refit: bool = Field(False, description="a refit starts from the networks trained before it, not from new ones")
     calibration_folds: int = Field(
         1, ge=1, le=20, description="trainings before a refit, each without a fold, that calibrate; 1: hold_out alone"

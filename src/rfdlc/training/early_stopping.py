@@ -1,6 +1,7 @@
 """Early stopping: a training ends when its held-out loss has not fallen for long, with the weights of the best epoch.
 
-When it ends follows from the history alone, so that an interrupted run ends where an undisturbed one does.
+When it ends follows from the history alone, so that an interrupted run ends where an undisturbed one does. So does the
+number of epochs of a refit that would end after its budget.
 """
 
 import numpy as np
@@ -8,11 +9,13 @@ from torch import nn
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.errors import expect
-from rfdlc.training.config import TABULAR
+from rfdlc.progress import announce
+from rfdlc.training.config import SAFETY, TABULAR
 from rfdlc.training.methods import Stage
 from rfdlc.training.run import Run, checksummed, read_weights
 
 BEST = "best.safetensors"
+SHORTEST = 0.25  # of the planned epochs: trained for less, networks may lose again what they know
 
 
 def check_patience(run: Run, data: Dataset, single: bool) -> None:
@@ -35,7 +38,7 @@ def keep_best(run: Run, net: nn.Module) -> None:
 
 def restore_best(run: Run, net: nn.Module) -> None:
     """Load these weights at the end of a phase that has held-out samples."""
-    if run.config.patience and run.phase < run.config.folds:
+    if run.config.patience and not run.refits:
         net.load_state_dict(read_weights(run.path / BEST)[0])
 
 
@@ -43,10 +46,25 @@ def ends_early(run: Run) -> bool:
     """Whether the loss has not fallen for long; a refit ends after as many epochs as were best before it."""
     if not run.config.patience or not run.epoch:
         return False
-    if run.phase >= run.config.folds:
+    if run.refits:
         return run.epoch >= round(float(np.mean([min(_losses(run, phase))[1] for phase in range(run.config.folds)])))
     losses = _losses(run, run.phase)
     return sum(epoch > min(losses)[1] for _, epoch in losses) >= run.config.patience
+
+
+def shorten_refit(run: Run) -> None:
+    """Where epochs took longer than measured, plan fewer for a warm refit, so that it ends within the budget."""
+    plan = run.tuning
+    if not (run.config.budget and run.config.warm_refit and run.refits and "chosen" in plan) or run.config.patience:
+        return
+    seconds = [row["seconds"] for row in run.history]
+    left = SAFETY * (run.config.budget - plan["measured"] - sum(plan["seconds"]) - sum(seconds))
+    planned, possible = run.config.refit_epochs or run.config.epochs, int(left / max(np.mean(seconds), 1e-9))
+    if possible < planned and run.phase < run.config.trainings:
+        found = max(1, possible, round(SHORTEST * planned))
+        run.config = run.config.replace(refit_epochs=found)
+        run.write_json("tuning.json", {**plan, "chosen": {**plan["chosen"], "refit_epochs": found}})
+        announce(f"shorter    {found} of {planned} epochs on all samples: epochs took longer than measured")
 
 
 def _losses(run: Run, phase: int) -> list[tuple[float, int]]:

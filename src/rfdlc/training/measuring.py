@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rfdlc.data.images import ImageFiles
-from rfdlc.training.config import TrainConfig
+from rfdlc.training.config import SAFETY, TrainConfig
 from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import epochs
 from rfdlc.training.model import sensible_threads
@@ -24,7 +24,6 @@ TOO_FEW_STEPS, OF_SMALL = 2000, 500  # of a training, with which a smaller netwo
 SIDES = (64, 32)  # in pixels, of larger images that are made smaller where a budget is short
 SMALL = {"backbone": "cnn", "mixup": 0.0}  # learns in few steps, with this optimiser unless the user has chosen
 RATES = {"optimiser": "adamw", "learning_rate": 3e-3, "weight_decay": 1e-2, "warmup": 1}
-SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH = 0.02  # of a budget, or a second, after which more than five steps are not needed
 
 

@@ -166,12 +166,17 @@ class Run:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        return self.method.spans(self.config)
+        return self.method.spans(self.phase_config)
 
     @property
-    def warm(self) -> bool:
-        """Whether this training starts from the networks of the one before it."""
-        return self.config.warm_refit and self.phase >= self.config.folds
+    def refits(self) -> bool:  # on all samples, after the trainings that calibrate
+        return self.phase >= self.config.folds
+
+    @property
+    def phase_config(self) -> TrainConfig:
+        """The settings, with the epochs of the training that goes on."""
+        own = self.config.refit_epochs if self.refits else 0
+        return self.config.replace(epochs=own) if own else self.config
 
     @property
     def epochs(self) -> int:
@@ -383,8 +388,7 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
             continue
         for start in range(0, len(split), HASHED):
             contents.update(np.ascontiguousarray(split.inputs[start : start + HASHED]).tobytes())
-    counts = sum(map(len, splits))
-    return {"samples": counts, "labels": labels.hexdigest()[:16], "contents": contents.hexdigest()[:16]}
+    return {"samples": sum(map(len, splits)), "labels": labels.hexdigest()[:16], "contents": contents.hexdigest()[:16]}
 
 
 def _fingerprint_of_some(data: Dataset) -> str:

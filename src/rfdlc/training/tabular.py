@@ -25,7 +25,7 @@ from rfdlc.decide.priors import as_prior
 from rfdlc.decide.scores import Floats, safe_log, softmax
 from rfdlc.errors import expect
 from rfdlc.progress import announce, live
-from rfdlc.training.config import TrainConfig
+from rfdlc.training.config import SAFETY, TrainConfig
 from rfdlc.training.factories import carried_prior
 from rfdlc.training.loop import PreparedStage, epochs, split_outputs
 from rfdlc.training.methods import NETWORKS, Method
@@ -46,7 +46,6 @@ MOST_PRODUCTS = 3e6  # samples x products x classes of a quadratic model
 SMALL, MEDIUM, LARGE = 500, 2_000, 50_000  # samples up to which: two perceptrons; no stack of networks; perceptrons
 MOST_VALUES = 10_000_000  # in the leaves of a forest
 ALONE = 2_000_000  # values of a table up to which one thread fits a model: several wait for each other on busy cores
-SAFETY = 0.9  # of a budget: calibration and files take some of it
 SMALLEST = 0.02  # weight of a candidate that stays in the mixture
 PRIOR_SAMPLES, RIDGE = 1.0, 0.05  # that favour equal weights, also those of members that are the same
 OF_NETWORKS = (

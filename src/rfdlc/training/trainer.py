@@ -32,7 +32,7 @@ from rfdlc.progress import announce, live, speaks
 from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup
-from rfdlc.training.early_stopping import BEST, check_patience, ends_early, keep_best, restore_best
+from rfdlc.training.early_stopping import BEST, check_patience, ends_early, keep_best, restore_best, shorten_refit
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs, views_of
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider, sensible_threads
@@ -192,7 +192,9 @@ class Trainer:
             fold = self.data.train.folds(run.config.folds, run.config.seed) if run.phase else np.empty(0)
             _calibrate(run, _joined(run, predictions, int(np.isin(fold, range(run.phase)).sum())))
         run.phase, run.epoch = run.phase + 1, 0
-        run.trained = {name: own.clone() for name, own in model.net.state_dict().items()} if run.warm else {}
+        shorten_refit(run)
+        warm = run.refits and run.config.warm_refit
+        run.trained = {name: own.clone() for name, own in model.net.state_dict().items()} if warm else {}
         return None if run.phase < run.config.trainings else self._finish(run, model.net.requires_grad_(True), write)
 
     def _fit_table(self, run: Run, write: Write) -> Model:
@@ -365,7 +367,7 @@ def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], list[i
     first, several = stack.run, len(stack.members) > 1
     pressed: list[int] = []
     runs = f"{len(stack.members)} runs on " if several else ""
-    again = " again, on all samples" if first.phase >= first.config.folds else ""
+    again = " again, on all samples" if first.refits else ""
     fold = f", fold {first.phase + 1} of {first.config.folds}" if first.config.folds > 1 and not again else again
     label = f"Training {runs}{stack.members[0].data.name}{fold}"
 

@@ -19,10 +19,10 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.errors import expect
 from rfdlc.progress import announce, live
 from rfdlc.training import measuring
-from rfdlc.training.config import TABULAR, TrainConfig
+from rfdlc.training.config import SAFETY, TABULAR, TrainConfig
 from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import TrainingStopped, epochs
-from rfdlc.training.measuring import MOST, SAFETY, relative_cost, seconds_per_epoch, steps_per_epoch
+from rfdlc.training.measuring import MOST, relative_cost, seconds_per_epoch, steps_per_epoch
 from rfdlc.training.methods import FOLDS, MOST_FOLDED
 from rfdlc.training.model import new_decider, sensible_threads
 from rfdlc.training.networks.particles import ParticleNet
