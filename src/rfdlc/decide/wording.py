@@ -66,7 +66,10 @@ def decided_for(decider: "Decider") -> str:
 
 
 def left_open(decider: "Decider", scores: Any) -> str:
-    """What an estimated class prior leaves open, in words that follow `decided_for`."""
+    """Words that follow `decided_for`: the prior of corrected scores, or what an estimated one leaves open."""
+    known = scores.scores.corrected if isinstance(scores, Predictions) else ""
+    if known and isinstance(known, str):
+        return f": {known}"
     ends = None if decider.estimate is None else decider.utility_interval(scores, decider.estimate)
     return "" if ends is None else f": a mean expected utility from {ends[0]:.3g} to {ends[1]:.3g} (95% interval)"
 
