@@ -264,7 +264,7 @@ def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SING
     if predictions is not None:
         run.write("predictions.npz", predictions.save)
         metrics["test"] = evaluate(predictions, decider=model.decider).to_dict()
-        metrics["diversity"] = diversity(predictions.scores.values)
+        metrics |= {"diversity": found} if (found := diversity(predictions.scores.values)) else {}
         if predictions.uncertainty is not None:
             metrics[model.net.combination.measures] = float(predictions.uncertainty.mean())
         if data.classes.imbalance_factor > 1:
@@ -287,9 +287,10 @@ def balanced_positions(labels: Indices) -> Indices:
 
 
 def diversity(logits: Floats) -> dict[str, float]:
-    """How far particles (M, N, C) differ: pairwise disagreement of their arg max, and mutual information in nats."""
-    pairs = list(combinations(logits.argmax(-1), 2))
-    disagreement = float(np.mean([np.mean(one != other) for one, other in pairs])) if pairs else 0.0
+    """How far particles (M, N, C) differ, if there are several: disagreement of arg max, mutual information in nats."""
+    if len(logits) == 1:
+        return {}
+    disagreement = float(np.mean([np.mean(one != other) for one, other in combinations(logits.argmax(-1), 2)]))
     return {"disagreement": disagreement, "mutual_information": float(mutual_information(softmax(logits)).mean())}
 
 
