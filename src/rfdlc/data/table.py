@@ -191,6 +191,11 @@ class ColumnCode:
         return {text: known[each[0]] for each in words for text in each} | self._places
 
     @property
+    def is_item(self) -> bool:
+        """Whether it is an item of a list, such as an embedding."""
+        return re.fullmatch(r".*\[\d+\]", self.name) is not None
+
+    @property
     def features(self) -> dict[str, str]:
         if self.median is not None:
             return {self.name: "number"} | ({f"{self.name} is missing": "flag"} if self.flags_missing else {})
@@ -253,7 +258,7 @@ class TableEncoder:
     @property
     def items(self) -> int:
         """The number of columns that are items of a list, such as embeddings in a Parquet file."""
-        return sum(re.fullmatch(r".*\[\d+\]", column.name) is not None for column in self.columns)
+        return sum(column.is_item for column in self.columns)
 
     @property
     def kinds(self) -> NDArray[np.str_]:

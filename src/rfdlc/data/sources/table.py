@@ -1,6 +1,7 @@
 """Tables: CSV, Parquet, Arrow or a data frame with a target column; what is done to its columns is said in notes."""
 
 import re
+import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
+from rfdlc.data.leaks import leaking_columns
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import (
     Column,
@@ -29,6 +31,10 @@ from rfdlc.tables import check_names, open_table, read_columns, split_name
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 TARGETS = ("target", "label", "class", "y")
+LEAKS = (
+    "column {0!r} alone tells the class of {1} of the rows: if it is known only after the class, or made from it, "
+    "leave it out (--drop {2}; in Python drop=[{0!r}])"
+)
 FEW_CATEGORIES = 20  # more of a column whose name ends in id are hardly kinds of something
 
 
@@ -78,6 +84,9 @@ def read(
         vars(whole)["first"] = first  # not computed again: the note on copies is about this split
     splits = {name: whole.take(rows) for name, rows in positions.items()}
     notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name])), *found]
+    for name, share in leaking_columns(splits["train"], encoder).items():
+        notes.append(LEAKS.format(name, f"{share:.1%}", shlex.quote(name)))
+        warnings.warn(notes[-1], stacklevel=3)
     scaling = Normalisation.of_table(splits["train"].array, encoder)
     data = Dataset.of(Path(where).stem, names, splits, notes, scaling)
     return replace(data, encoder=encoder, skipped=tuple(f"{where}: row {row} has no target" for row in absent))
