@@ -17,11 +17,13 @@ from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisatio
 from rfdlc.data.leaks import leaking_columns
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import (
+    MOST_CATEGORIES,
     Column,
     ColumnCode,
     TableEncoder,
     as_numbers,
     frame_columns,
+    holds_codes,
     parse_column,
     strays_among,
     text_column,
@@ -83,7 +85,7 @@ def read(
     if first is not None:
         vars(whole)["first"] = first  # not computed again: the note on copies is about this split
     splits = {name: whole.take(rows) for name, rows in positions.items()}
-    notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name])), *found]
+    notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name], table)), *found]
     for name, share in leaking_columns(splits["train"], encoder).items():
         notes.append(LEAKS.format(name, f"{share:.1%}", shlex.quote(name)))
         warnings.warn(notes[-1], stacklevel=3)
@@ -175,7 +177,7 @@ def _spelt(cells: Any, rows: Sequence[int]) -> str:
 
 def classes_of(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
     """Class indices, and the names in order: numbers by value, text by alphabet."""
-    texts, numbers = text_column(cells), parse_column("target", cells)
+    texts, numbers = text_column(cells), parse_column("target", cells, codes=False)
     names = sorted(set(texts))
     if numbers.dtype == np.float64:
         many = len(names) > max(20, len(texts) // 4) and (numbers % 1 != 0).any()
@@ -234,11 +236,13 @@ def names_rows(column: str) -> bool:
     return usual or re.search(r"[a-z](Id|ID)$", column) is not None
 
 
-def _told(column: ColumnCode, cells: Column) -> list[str]:
+def _told(column: ColumnCode, cells: Column, table: Table) -> list[str]:
     missing = sum(cell is None for cell in cells) if cells.dtype == object else int(np.isnan(as_numbers(cells)).sum())
+    coded = holds_codes(table[column.name])
     if column.median is None:
         strays = strays_among(column.categories)
-        said = f"column {column.name!r} became {len(column.features)} features, one per category{strays}"
+        coding = "holds codes, digits with leading zeros, and " if coded else ""
+        said = f"column {column.name!r} {coding}became {len(column.features)} features, one per category{strays}"
         identifies = names_rows(column.name) and len(column.features) > FEW_CATEGORIES
         fix = f"groups={column.name} (--groups) keeps its rows together, drop (--drop) leaves it out"
         said += f"; it looks like an identifier: {fix}" if identifies else ""
@@ -250,4 +254,10 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
     filled = f"{missing} missing values were filled with the median {median}{flag}" if missing else ""
     dates = "dates became one number, days since 1970-01-01" if column.is_date else ""
     said = "; ".join(filter(None, (dates, filled)))
-    return [f"column {column.name!r}: {said}"] if said else []
+    notes = [f"column {column.name!r}: {said}"] if said else []
+    if coded:
+        fix = "if it is a code, leave it out with drop (--drop)"
+        has = f"column {column.name!r} has digits with leading zeros, as codes have, but became a number"
+        notes.append(f"{has}, like codes of more than {MOST_CATEGORIES} kinds: {fix}")
+        warnings.warn(notes[-1], stacklevel=4)
+    return notes
