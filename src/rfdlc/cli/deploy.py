@@ -153,11 +153,10 @@ def predict(
             raise
     summary, lines = _written(done, out, done.decided_for)
     tables = [action_table(done.actions)] if done.actions else []
-    if raw:
-        lines.append(f"the probabilities are the model's own: decide them with --decider {run}, and the same priors")
+    if raw or out.suffix.lower() == ".npz":
+        lines.append(f"the file holds the model's own scores: decide them with --decider {run}, and the same priors")
     if out.suffix.lower() == ".npz":
-        fix = "--out predictions.csv writes probabilities and the decided action"
-        lines.append(f"the file holds logits: decide them with --decider {run}; {fix}")
+        lines.append("the file holds logits: --out predictions.csv writes probabilities and the decided action")
         tables = [_decided(run, out)] if 0 < done.samples <= SHOWN else tables
     summary |= {"run": str(run), "decided_for": done.decided_for, "actions": dict(done.actions)}
     output(json, summary, *tables, *lines)

@@ -122,11 +122,7 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
 
 
 def correction(cells: Iterable[Any]) -> str:
-    """What the column `rfdlc_scores` says of corrected probabilities; nothing of raw ones.
-
-    >>> correction(["raw"]), correction(["corrected for a uniform class prior"])
-    ('', 'corrected for a uniform class prior')
-    """
+    """What the column `rfdlc_scores` says of corrected probabilities; nothing of raw ones."""
     return next((text for text in map(str, cells) if text.startswith(CORRECTED)), "")
 
 

@@ -26,11 +26,11 @@ def mutual_information(probabilities: Floats) -> NDArray[np.floating]:
     return np.maximum(entropy(probabilities.mean(axis=0)) - entropy(probabilities).mean(axis=0), 0)
 
 
-def disagreement(probabilities: Floats) -> NDArray[np.floating]:
+def disagreement(values: Floats, logits: bool) -> NDArray[np.floating]:
     """Mutual information of two or more particles (M, N, C); raises InputError for one."""
     told = "uncertainty 'mutual-information' is the disagreement of particles, and there is one"
-    expect(len(probabilities) > 1, f"{told}: expected two or more; choose entropy")
-    return mutual_information(probabilities)
+    expect(len(values) > 1, f"{told}: expected two or more; choose entropy")
+    return mutual_information(particle_probabilities(values, logits))
 
 
 def evidential(logits: Floats) -> NDArray[np.floating]:

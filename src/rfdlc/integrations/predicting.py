@@ -154,8 +154,7 @@ class Table:
 
         self.model, self.kind = model, RAW if raw else CORRECTED
         self.decider = decider = model.decider
-        corrects = not raw and decider.target_prior is not None
-        self.said = self.kind + (decider.decided_for.removeprefix("decided") if corrects else "")
+        self.said = RAW if raw else CORRECTED + decider.decided_for.removeprefix("decided")
         plain = dict.fromkeys(("fitted", "train_prior", "target_prior", "sets", "budget"))
         self.written = decider.replace(**plain) if raw else decider
         matrix = decider.utility.matrix  # a product with the identity is left out: it is slow for many classes
