@@ -123,7 +123,7 @@ class Bench:
         if self.options.choose:
             held = metrics["held_out_balanced"]
             row |= {"split": "held-out", **{key: held[key] for key in ("accuracy", "ece", "false_head_rate")}}
-            row |= held["accuracy_by_region"] | {"disagreement": metrics["diversity"]["disagreement"]}
+            row |= held["accuracy_by_region"] | {"disagreement": metrics.get("diversity", {}).get("disagreement", 0)}
         else:
             test = model.predict(source, split="test", **where)
             row |= {"split": "test", **on_test(model, test), **losses}

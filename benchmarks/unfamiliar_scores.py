@@ -87,7 +87,7 @@ def of_logits(logits: Array) -> Parts:
         "entropy": entropy(p),
         "generalised entropy": generalised_entropy(p),
         "generalised entropy of each": generalised_entropy(each).mean(axis=0),
-        "disagreement": mutual_information(each),
+        "disagreement": np.nan_to_num(mutual_information(each)),  # 0 for one particle
     }
 
 

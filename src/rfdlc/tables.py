@@ -54,9 +54,8 @@ def split_files(folder: Path) -> dict[str, Path]:
     found = dict[str, Path]()
     for file in folder.glob("*"):
         if file.suffix.lower() in SUFFIXES and (split := split_name(file.stem)):
-            expect(
-                split not in found, f"{folder} has two tables of the split {split}: remove one, or name that to read"
-            )
+            twice = f"{folder} has two tables of the split {split}: remove one, or name that to read"
+            expect(split not in found, twice)
             found[split] = file
     if "train" not in found or any(map(_holds_images, folder.glob("*"))):
         return {}

@@ -137,6 +137,20 @@ def test_predictions_of_a_labelled_table_keep_the_labels(tmp_path):
     assert "target" not in (tmp_path / "q.csv").read_text()
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_of_predictions_says_for_which_prior_it_was_decided(tmp_path, folder, kind):
+    out, saved = tmp_path / f"p.{kind}", tmp_path / "again.npz"
+    run("predict", folder, "digits-lt", "--out", out, "--target-prior", "uniform")
+    Predictions.load(out).save(saved)
+    for file in (out, saved):
+        told = run("decide", file, "--out", tmp_path / "d.csv").stdout
+        assert "Decided for the class prior that the scores carry: corrected for a uniform class prior." in told
+    told = json.loads(run("evaluate", out, "--json").stdout)["decider"]["decided_for"]
+    assert told.endswith("corrected for a uniform class prior")
+    told = run("predict", folder, "digits-lt", "--out", out, "--raw").stdout
+    assert f"decide them with --decider {folder}, and the same priors" in told
+
+
 def test_json_is_all_there_is_on_stdout(folder, tmp_path):
     told = json.loads(run("resume", folder, "--json").stdout)
     assert told["run"] == str(folder)

@@ -34,7 +34,7 @@ def test_a_changed_prior_is_on_the_page_and_in_the_json(place, run):
     code, shown, _ = run("watch", place / "shifted.npz", "-r", place / "held.npz", "--decider", place / "decider.json",
                    "-o", out, "--json")  # fmt: skip
     found, page = json.loads(shown), out.read_text(encoding="utf-8")
-    assert code == 0
+    assert code == 3  # for cron and CI
     assert found["trusted"]
     assert 2000 < found["tests"]["class prior"]["alarm_at_sample"] <= 3000
     assert [window["samples"] for window in found["windows"]] == [1000] * 4
@@ -48,6 +48,14 @@ def test_a_changed_prior_is_on_the_page_and_in_the_json(place, run):
     assert page.count("<svg") == 4
     assert "{{" not in page
     assert "<script" not in page
+
+
+def test_without_an_alarm_the_exit_code_is_zero(place, run):
+    Predictions(logits=model(np.random.default_rng(5), 2000)[0], classes=CLASSES).save(place / "same.npz")
+    given = "watch", place / "same.npz", "-r", place / "held.npz", "--decider", place / "decider.json"
+    code, shown, _ = run(*given, "-o", place / "s.html")
+    assert code == 0
+    assert "Nothing has changed" in shown
 
 
 def test_what_label_shift_does_not_explain_is_not_trusted(place):

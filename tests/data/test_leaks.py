@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
+from typer.testing import CliRunner
 
 import rfdlc
+from rfdlc.cli import app
 from rfdlc.data.inspection import Inspection
 from rfdlc.errors import InputError
 
@@ -97,3 +100,54 @@ def test_files_on_disk_are_decoded_and_the_broken_ones_told(tmp_path: Path, monk
     assert leaks.across_splits == ("train: train/a/1.png",)
     assert len(leaks.broken) == 1
     assert "test/b/x.png: the image is truncated" in leaks.broken[0]
+
+
+CODES = {"healthy": "Z00", "flu": "J10", "measles": "B05"}
+
+
+def patients(path: Path, count: int = 300) -> Path:
+    """A table in which a code of the diagnosis, and an index of it, were left; 90% are healthy."""
+    rng = np.random.default_rng(0)
+    lines = ["patient,age,ward,diagnosis code,severity,diagnosis"]
+    for k in range(count):
+        found = ["healthy", "flu", "measles"][0 if k % 10 else 1 + k // 10 % 2]
+        code, ward = f"{CODES[found]}.{rng.integers(2)}", "AB"[rng.integers(2)]
+        severity = list(CODES).index(found) + rng.uniform(0, 0.9)
+        lines.append(f"p{k // 3},{rng.integers(20, 90)},{ward},{code},{severity:.3f},{found}")
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_columns_that_tell_the_class_are_named(tmp_path: Path) -> None:
+    file = patients(tmp_path / "p.csv", 900)
+    result = CliRunner().invoke(app, ["inspect", str(file), "--target", "diagnosis", "--drop", "patient"])
+    told = "alone tells the class of 100.0% of the rows: if it is known only after the class"
+    assert f"- column 'diagnosis code' {told}" in result.stdout
+    assert "(--drop 'diagnosis code'; in Python drop=['diagnosis code'])" in result.stdout
+    assert f"- column 'severity' {told}" in result.stdout
+    assert result.stdout.count("alone tells") == 2
+    with pytest.warns(UserWarning, match="'diagnosis code' alone tells the class of 100.0%"):  # so does `train`
+        rfdlc.load(file, target="diagnosis", drop=["patient", "severity"])
+
+
+def test_a_column_with_no_more_values_than_classes_needs_fewer_rows(tmp_path: Path) -> None:
+    lines = ["age,outcome,late"] + [f"{k % 13},{k % 20 == 0},{int(k % 20 == 0)}" for k in range(300)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))  # 15 of 300, 12 of them in the training split
+    with pytest.warns(UserWarning, match="'late' alone tells the class"):
+        rfdlc.load(tmp_path / "t.csv", target="outcome")
+
+
+def test_what_tells_the_group_does_not_tell_the_class(tmp_path: Path) -> None:
+    """Ten visits of each patient, who is ill or not: the date of birth names the patient, and nobody else."""
+    days = [f"19{p % 60 + 40}-0{p % 9 + 1}-1{p % 7}" for p in range(120)]
+    lines = ["patient,born,ill"] + [f"p{k // 10},{days[k // 10]},{k // 10 % 3 == 0}" for k in range(1200)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    notes = rfdlc.load(tmp_path / "t.csv", target="ill", groups="patient").notes
+    assert not [note for note in notes if "alone tells" in note]
+
+
+@pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer, load_digits])
+def test_good_measurements_are_no_leaks(load) -> None:
+    frame = load(as_frame=True).frame
+    for rows in (frame, frame.sample(frac=0.5, random_state=0), frame.sample(frac=0.3, random_state=1)):
+        assert not [note for note in rfdlc.load(rows, target="target").notes if "alone tells" in note]

@@ -74,6 +74,40 @@ def test_the_encoding_is_plain_data_for_new_rows(path: Path) -> None:
     assert again.transform({**new, "age": ["", "?"]})[:, :2].tolist() == [[40, 1], [40, 1]]
 
 
+def test_digits_with_leading_zeros_are_codes(tmp_path: Path) -> None:
+    rows = [f"{['01067', '10115', '00123'][k % 3]},{k % 7},{'ab'[k % 2]},{k:04d}" for k in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["zip,visits,label,number", *rows]))
+    data = rfdlc.load(tmp_path / "t.csv")
+    assert data.encoder is not None
+    assert [*data.encoder.features] == ["zip = 00123", "zip = 01067", "zip = 10115", "visits"]
+    assert "column 'zip' holds codes, digits with leading zeros, and became 3 features, one per category" in data.notes
+    assert data.encoder.identity == "number"  # not a feature: it names rows
+    expected = data.encoder.transform({"zip": ["01067", "10115", "00123"], "visits": [1, 2, 3]}).tolist()
+    assert expected[0] == [0, 1, 0, 1]
+    for zips in (
+        [1067, 10115, 123],
+        ["1067", "10115", "123"],
+        [1067.0, 10115.0, 123.0],
+    ):  # JSON, pandas
+        rows = [{"zip": code, "visits": k} for k, code in enumerate(zips, 1)]
+        assert data.encoder.encode(rows).tolist() == expected
+
+
+def test_leading_zeros_after_training_do_not_matter_to_a_number() -> None:
+    encoder = TableEncoder.fit({"zip": ["10115", "20095"]})
+    assert encoder.transform({"zip": ["01067"]}).tolist() == [[1067]]
+    assert parse_column("x", ["0.5", "007", "12"]).dtype == np.float64  # measurements
+    assert parse_column("x", pa.array(["0", "10", "7"])).dtype == np.float64
+    assert parse_column("x", pa.array(["0", "10", " 07", "NA"])).tolist() == ["0", "10", "07", None]
+
+
+def test_too_many_codes_stay_numbers_and_a_warning_says_so(tmp_path: Path) -> None:
+    lines = ["code,label", *(f"{k % 1500:05d},{'ab'[k % 2]}" for k in range(3000))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    with pytest.warns(UserWarning, match=r"'code' has digits with leading zeros, as codes have, but became a number"):
+        assert rfdlc.load(tmp_path / "t.csv").input_shape == (1,)
+
+
 @given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from(["x", "y", "NA"])), min_size=1, max_size=20))
 def test_encodings_are_finite_and_survive_json(cells: list) -> None:
     encoder = TableEncoder.fit({"c": cells})

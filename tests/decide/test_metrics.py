@@ -230,7 +230,7 @@ class TestUncertainty:
             entropy(self.p[:, i].mean(axis=0)) - average([entropy(self.p[m, i]) for m in range(4)]) for i in range(50)
         ]
         assert uncertainty.mutual_information(self.p) == pytest.approx(naive)
-        assert uncertainty.mutual_information(self.p[:1]) == pytest.approx(np.zeros(50), abs=1e-12)
+        assert np.isnan(uncertainty.mutual_information(self.p[:1])).all()  # 0 would read as no doubt
 
     def test_evidential(self):
         z = np.array([[1.0, -2.0, 3.0]])
@@ -303,6 +303,11 @@ class TestEvaluate:
         }[kind]
         right = p.mean(axis=0).argmax(axis=1) == self.y
         assert result.error_auc == pytest.approx(reference.roc_auc_score(right, -unsure), abs=1e-9)
+
+    def test_one_particle_has_no_mutual_information(self):
+        with pytest.raises(InputError, match="'mutual-information' is the disagreement of particles, and there is one"):
+            evaluate(self.z[:1], self.y, utility=Utility.one_hot(self.classes), logits=True,
+                     uncertainty="mutual-information")  # fmt: skip
 
     def test_all_abstained_and_one_class_still_give_a_result(self):
         everything = Utility.one_hot(self.classes).with_abstain(9)

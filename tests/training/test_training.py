@@ -250,6 +250,7 @@ def test_held_out_metrics_as_if_balanced():
     measured = diversity(logits)
     assert measured["disagreement"] == pytest.approx(0.1)
     assert 0 < measured["mutual_information"] < 0.1
+    assert diversity(logits[:1]) == {}  # one network cannot disagree
 
 
 def test_a_captured_step_equals_the_eager_one(monkeypatch):

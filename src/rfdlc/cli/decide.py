@@ -302,7 +302,8 @@ def _summary(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> dict
     shares = None if target is None else dict(zip(names, target.tolist(), strict=True))
     fitted = str(decider.fitted) if decider.fitted else None
     known = {"rule": decider.rule, "combine": decider.combine, "calibration": fitted}
-    return intervals | known | {"decided_for": decider.decided_for, "target_prior": shares}
+    told = decider.decided_for + ("" if estimate is not None else decider.left_open(predictions))
+    return intervals | known | {"decided_for": told, "target_prior": shares}
 
 
 @takes_request

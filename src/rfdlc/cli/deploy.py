@@ -153,6 +153,8 @@ def predict(
             raise
     summary, lines = _written(done, out, done.decided_for)
     tables = [action_table(done.actions)] if done.actions else []
+    if raw or out.suffix.lower() == ".npz":
+        lines.append(f"the file holds the model's own scores: decide them with --decider {run}, and the same priors")
     if out.suffix.lower() == ".npz":
         lines.append("the file holds logits: --out predictions.csv writes probabilities and the decided action")
         tables = [_decided(run, out)] if 0 < done.samples <= SHOWN else tables

@@ -63,6 +63,7 @@ class DataRequest(SourceRequest):
 
     target: Target = None
     groups: Annotated[str | None, Option(help=GROUPS)] = None
+    time: Annotated[str | None, Option(metavar="COLUMN", help="Train on old rows, test on the newest.")] = None
     drop: Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")] = None
 
 

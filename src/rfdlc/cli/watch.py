@@ -14,6 +14,7 @@ SOURCE = "The folder of `rfdlc serve --log-decisions`, or predictions (CSV, Parq
 REFERENCE = "Held-out predictions with `target`, or a run folder: what decisions promised."
 WINDOW = "Samples of a window, or its time (`6h`, `1d`, `1w`); by default a twentieth, at least 1,000 samples."
 TRAFFIC = "Samples per month, for the rate of false alarms; by default as the times of the log say."
+ALARMED = 3  # the exit code: 1 is a program that failed, 2 wrong input
 KIND = "`prior`, `calibration` or `both`; by default what gains most."
 
 
@@ -29,6 +30,8 @@ def watch(
 ) -> None:
     """Estimate without labels what decisions in service are still worth, and test whether anything has changed.
 
+    The exit code is 0 if no test has raised an alarm, and 3 if one has: then a program should act.
+
     **Examples**
 
     - `rfdlc watch decisions/ --reference runs/a -o watch.html`
@@ -41,6 +44,8 @@ def watch(
         own = reference
     found = rfdlc.watch(source, reference, out, decider=own, window=window, per_month=per_month, logits=logits)
     output(json, found.to_dict() | {"out": str(out)}, *found.verdict, f"Written to {out}: open it in a browser.")
+    if any(when is not None for when in found.monitor.alarms.values()):
+        raise SystemExit(ALARMED)
 
 
 def recalibrate(

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from rfdlc.data.copies import hashes
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.images import ImageFiles, attempt, decoded
+from rfdlc.data.longtail import subset
+from rfdlc.data.table import ColumnCode, TableEncoder
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 from rfdlc.files import replacing
@@ -19,6 +21,9 @@ from rfdlc.style import STYLE, brief
 
 EXAMPLES = 5
 COLOURS = {"head": "#1b6ca8", "med": "#6aa84f", "tail": "#d1495b"}
+MOST_ROWS, LEAST = 5000, 20  # in which a leak is looked for, as many of each class, and of each if there are many
+FEWEST, FEWEST_CODED = 50, 10  # outside of the largest class, lest it be chance; if values are no more than classes
+ERRORS = 0.005  # of a leak, as a share of these rows; the best measurement of the irises, a good one, has 6%
 MOST_NAMES = 40  # more class names than this cannot be read on one axis
 
 
@@ -101,6 +106,50 @@ def _contents(split: Split) -> tuple[dict[int, int], list[str]]:
 
     done, broken = attempt(content, range(len(files)), "Comparing images")
     return {place: done[place] for place in sorted(done)}, [str(broken[place]) for place in sorted(broken)]
+
+
+def leaking_columns(train: Split, encoder: TableEncoder) -> dict[str, float]:
+    """Columns that alone tell the class of nearly all held-out rows, with their share.
+
+    Half of the rows predict the other half, groups and copies as a whole, so that names of patients do not help. Errors
+    are compared with those of the largest class alone: if 99% of the rows are healthy, a constant is right in 99%.
+    """
+    counts = np.bincount(train.labels)
+    some = train.take(subset(train.labels, np.minimum(counts, max(LEAST, MOST_ROWS // len(counts)))))
+    labels, halves = some.labels, some.hold_out(0.5)
+    pairs = [(own, held[np.isin(labels[held], labels[own])]) for own, held in (halves, halves[::-1])]
+    asked = np.concatenate([held for _, held in pairs])
+    others, found, start = len(asked) - np.bincount(labels[asked]).max(initial=0), dict[str, float](), 0
+    for column in encoder.columns if others >= FEWEST_CODED else ():
+        values = _values(column, some.array[:, start : start + len(column.features)])
+        start += len(column.features)
+        if column.is_item or (others < FEWEST and len(np.unique(values)) > len(counts)):
+            continue
+        right = sum(int(_predicted(values, labels, *pair, column.median is not None).sum()) for pair in pairs)
+        if len(asked) - right <= ERRORS * others:
+            found[column.name] = right / len(asked)
+    return found
+
+
+def _values(column: ColumnCode, features: NDArray[Any]) -> NDArray[np.float64]:
+    """One number per row: the number, or the place of the category; missing ones have a value of their own."""
+    if column.median is None:
+        return features @ np.arange(1.0, features.shape[1] + 1)  # one of them is 1, or none
+    numbers = features[:, 0].astype(np.float64)
+    missing = features[:, -1] > 0 if column.flags_missing else False
+    return np.where(missing, numbers.min() - np.ptp(numbers) - 1, numbers)
+
+
+def _predicted(
+    values: NDArray[np.float64], labels: NDArray[np.int64], seen: NDArray[np.int64], held: NDArray[np.int64], near: bool
+) -> NDArray[np.bool_]:
+    """Whether the most frequent class of seen rows with the same value, or the nearest, is that of held-out rows."""
+    known, place = np.unique(values[seen], return_inverse=True)
+    pairs, times = np.unique(place * (labels.max() + 1) + labels[seen], return_counts=True)
+    value, label = np.divmod(pairs, labels.max() + 1)
+    likely = label[np.lexsort((times, value))[np.cumsum(np.bincount(value)) - 1]]
+    found = np.searchsorted((known[1:] + known[:-1]) / 2, values[held])
+    return (likely[found] == labels[held]) & (near | (known[found] == values[held]))
 
 
 def plot_tail(classes: Classes, path: Path, title: str) -> None:

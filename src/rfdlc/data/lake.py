@@ -12,7 +12,7 @@ from typing import Any
 
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import CHUNK_ROWS, CORRECTED, KIND
+from rfdlc.decide.scores import CHUNK_ROWS, KIND, correction
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import runs_inside
 from rfdlc.tables import PARQUET, SUFFIXES, bounded, check_names, matrix_of, open_table, reading
@@ -128,7 +128,7 @@ def predictions_of(
     """The scores of a `pyarrow.Table` or `RecordBatch`, columns matched with classes by name; not its other columns."""
     scores = matrix_of(table, classes.names, where, by_columns=by_columns)
     said = KIND in table.schema.names and KIND not in classes.names
-    corrected = said and CORRECTED in table.column(KIND).unique().to_pylist()
+    corrected = correction(table.column(KIND).unique().to_pylist() if said else ())
     return Predictions(**{"logits" if logits else "probabilities": scores}, classes=classes, corrected=corrected)
 
 

@@ -132,7 +132,7 @@ def check_source(source: Any, root: str | Path | None, options: Mapping[str, Any
     checked = _validated(reader, options, source)
     if reader in (table.read, image_table.read):
         names = dict.fromkeys(open_table(place, of_samples=True).names)
-        roles = [checked.get(role) for role in ("target", "groups", "split")]
+        roles = [checked.get(role) for role in ("target", "groups", "split", "time")]
         table.check_roles(str(place), names, *roles, *checked.get("drop", ()))
 
 

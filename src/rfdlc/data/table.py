@@ -22,6 +22,7 @@ FEW = 0.1  # a column with a smaller share of texts among its different values w
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 DOTTED = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)", re.ASCII)  # day, month, year
 GROUPED = re.compile(r"[-+]?\d{1,3}([.,' \u00a0\u202f]\d{3})+([.,]\d+)?", re.ASCII)  # with thousands separators
+DIGITS = re.compile(r"\d+", re.ASCII)
 DECIMAL = re.compile(r"[-+]?\d+([.,]\d+)?", re.ASCII)
 UNSEEN = "column {!r} has categories that training did not see{}: for the model these rows have none of its categories"
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
@@ -50,11 +51,16 @@ def text_column(cells: Cells) -> Column:
     return np.array([as_text(cell) for cell in cells], dtype=object)
 
 
-def parse_column(name: str, cells: Cells) -> Column:
-    """Numbers or dates if every cell that is not missing is one, otherwise text."""
+def parse_column(name: str, cells: Cells, *, codes: bool = True) -> Column:
+    """Numbers or dates if every cell that is not missing is one, otherwise text; so are `codes`, unless too many."""
     numbers = None if _is_typed_date(cells) else _numbers(cells)
     if numbers is None:
         return _dates(cells)
+    if codes and holds_codes(cells):
+        texts = text_column(cells)
+        different = len({*texts} - {None})
+        if different <= MOST_CATEGORIES or different == len(texts):  # the latter name rows
+            return texts
     for row in np.flatnonzero(np.abs(numbers) > LARGEST)[:1]:
         told = f"column {name!r} has an infinite or too large value in row {row + 1}"
         expect(False, f"{told} ({text_column(cells[row : row + 1])[0]}): expected numbers up to {LARGEST:.1e}, or none")
@@ -75,6 +81,20 @@ def _numbers(cells: Cells) -> NDArray[np.float64] | None:
     with suppress(ValueError):
         return np.array([np.nan if text is None else number(text) for text in map(as_text, cells)], dtype=np.float64)
     return None
+
+
+def holds_codes(cells: Cells) -> bool:
+    """Whether cells are digits, some with leading zeros, as in postal codes (01067)."""
+    if hasattr(cells, "null_count"):
+        from pyarrow import compute
+
+        text = "string" in str(cells.type)  # most columns are known by their first characters
+        if not text or not compute.any(compute.match_substring_regex(cells.cast("string"), r"^\s*0\d")).as_py():
+            return False
+    elif isinstance(cells, np.ndarray) and cells.dtype != object:
+        return False
+    texts = [text for text in text_column(cells) if text is not None]
+    return any(re.match(r"0\d", text) for text in texts) and all(map(DIGITS.fullmatch, texts))
 
 
 def since_1970(text: str) -> timedelta | None:
@@ -183,12 +203,21 @@ class ColumnCode:
 
     @cached_property
     def _spellings(self) -> dict[str | None, int]:
-        """`_places`, where a column of booleans may spell them otherwise than training did."""
+        """`_places`, and how else booleans, and codes that were read as numbers, may be spelt."""
+        if holds_codes(self.categories):
+            short = {text: text.lstrip("0") or "0" for text in self.categories}
+            once = [text for text, own in short.items() if [*short.values()].count(own) == 1]
+            return {short[text] + end: self._places[text] for text in once for end in ("", ".0")} | self._places
         known = {text.lower(): self._places[text] for text in self.categories}
         if len(self.categories) != 2 or known.keys() != {"true", "false"}:
             return self._places
         words = (("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0"))
         return {text: known[each[0]] for each in words for text in each} | self._places
+
+    @property
+    def is_item(self) -> bool:
+        """Whether it is an item of a list, such as an embedding."""
+        return re.fullmatch(r".*\[\d+\]", self.name) is not None
 
     @property
     def features(self) -> dict[str, str]:
@@ -218,7 +247,7 @@ class ColumnCode:
                 warnings.warn(UNSEEN.format(self.name, f" ({listing(unseen, 3)})"), stacklevel=4)
             found = np.fromiter((places.get(text, -1) for text in texts), np.int64, len(texts))
             return found[:, None] == np.arange(len(self._places))
-        column = parse_column(self.name, cells)
+        column = parse_column(self.name, cells, codes=False)
         if column.dtype.kind != ("M" if self.is_date else "f"):  # where all cells are missing, they are None
             kind, fits = ("dates", is_date) if self.is_date else ("numbers", is_number)
             wrong = next((text for text in text_column(cells) if text is not None and not fits(text)), None)
@@ -253,7 +282,7 @@ class TableEncoder:
     @property
     def items(self) -> int:
         """The number of columns that are items of a list, such as embeddings in a Parquet file."""
-        return sum(re.fullmatch(r".*\[\d+\]", column.name) is not None for column in self.columns)
+        return sum(column.is_item for column in self.columns)
 
     @property
     def kinds(self) -> NDArray[np.str_]:

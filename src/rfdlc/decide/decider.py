@@ -313,7 +313,7 @@ class Decider:
         return estimate.mean_interval(np.asarray(p, dtype=np.float64), values, self._known_prior())
 
     def left_open(self, scores: Any) -> str:
-        """What an estimated class prior leaves open, in words that follow `decided_for`."""
+        """Words that follow `decided_for`: the prior of corrected scores, or what an estimated one leaves open."""
         return wording.left_open(self, scores)
 
     def read(self, scores: Any, logits: bool = False) -> Scores:

@@ -27,9 +27,7 @@ UNCERTAINTIES: dict[str, Callable[[Floats, Floats, bool], Floats] | None] = {
     "decision-probability": None,
     "max-probability": lambda p, values, logits: -p.max(axis=1),
     "entropy": lambda p, values, logits: uncertainty.entropy(p),
-    "mutual-information": lambda p, values, logits: uncertainty.mutual_information(
-        uncertainty.particle_probabilities(values, logits)
-    ),
+    "mutual-information": lambda p, values, logits: uncertainty.disagreement(values, logits),
     "evidential": lambda p, values, logits: uncertainty.evidential(values.mean(axis=0)),
     "own": None,
 }

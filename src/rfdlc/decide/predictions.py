@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
-from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, KIND, Scores, as_scores, class_columns, column_order
+from rfdlc.decide.scores import BOOK_KEEPING, KIND, Scores, as_scores, class_columns, column_order, correction
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import array_of, open_npz, parse_json, runs_inside
 from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
@@ -49,8 +49,9 @@ class Predictions:
         The model's own uncertainty of each sample, larger for less sure.
     unfamiliarity : array-like of shape (n_samples,), optional
         How far each sample is from the training data, such as a `FeatureDistance`; larger for less familiar.
-    corrected : bool, default False
+    corrected : bool or str, default False
         Whether the probabilities are calibrated and corrected already: a Decider that would do so again refuses them.
+        Text, as in tables of `rfdlc predict`, says for which class prior.
 
     Raises
     ------
@@ -68,7 +69,7 @@ class Predictions:
         self, *, logits: ArrayLike | None = None, probabilities: ArrayLike | None = None,
         targets: ArrayLike | None = None, ids: Sequence[str] | NDArray[Any] | None = None,
         classes: Classes | Sequence[str] | None = None, uncertainty: ArrayLike | None = None,
-        unfamiliarity: ArrayLike | None = None, corrected: bool = False,
+        unfamiliarity: ArrayLike | None = None, corrected: bool | str = False,
     ) -> None:  # fmt: skip
         one = (logits is None) != (probabilities is None)
         expect(one, "predictions hold either logits or probabilities: expected exactly one of the two")
@@ -128,7 +129,7 @@ class Predictions:
             "ids": self.ids,
             "uncertainty": self.uncertainty,
             "unfamiliarity": self.unfamiliarity,
-            "corrected": np.array(True) if self.scores.corrected else None,
+            "corrected": np.array(self.scores.corrected) if self.scores.corrected else None,
         }
         with open(path, "wb") as file:
             np.savez(file, allow_pickle=False, **{name: a for name, a in arrays.items() if a is not None})
@@ -141,7 +142,7 @@ class Predictions:
         """Read .npz, .csv, .tsv, .parquet or .arrow, a folder of Parquet files, or predictions.npz of a run folder.
 
         Tables have one column per class, named after it, and optionally `target`, `id` and `rfdlc_scores` (`raw`, or
-        `corrected` for probabilities that are calibrated and corrected). An .npz file has `logits` or `probabilities`,
+        `corrected ...` for those that are calibrated and corrected). An .npz file has `logits` or `probabilities`,
         and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups. `logits` says that a table
         holds logits; in an .npz file the array's name says so. `others` says that columns that are not among `classes`
         are ignored.
@@ -239,7 +240,7 @@ def _from_table(path: Path, classes: Classes | None, logits: bool, others: bool)
             hint = "; these are decisions: give the file of probabilities that they were made from"
         raise InputError(f"{error}{hint if 'column' in str(error) else ''}") from None
     kind, known = "logits" if logits else "probabilities", {"targets": found.get("target"), "ids": found.get("id")}
-    return Predictions(**{kind: values}, **known, classes=classes, corrected=CORRECTED in found.get(KIND, ()))
+    return Predictions(**{kind: values}, **known, classes=classes, corrected=correction(found.get(KIND, ())))
 
 
 def _from_npz(path: Path, classes: Classes | None, logits: bool, _: bool) -> Predictions:
@@ -259,7 +260,7 @@ def _from_npz(path: Path, classes: Classes | None, logits: bool, _: bool) -> Pre
     expect(one, f"holds {listing(found) or 'nothing'}: expected an array 'probabilities' or 'logits'")
     wrong = logits and "probabilities" in arrays
     expect(not wrong, "its array is named probabilities, but logits are asked for: name the array 'logits'")
-    names = arrays.pop("classes", None)
+    names, arrays["corrected"] = arrays.pop("classes", None), arrays.get("corrected", np.False_).item()
     own = _classes_in(names, found.get("counts"))
     if names is not None and names.ndim and "targets" in arrays and arrays["targets"].dtype.kind in "iu":
         arrays["targets"] = arrays["targets"].astype(str)  # as in a table: names, if classes are named by numbers

@@ -1,7 +1,7 @@
 """Scores: probabilities or logits of any model as one checked array (M particles, N samples, C classes)."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -46,7 +46,7 @@ class Scores:
 
     values: Floats
     logits: bool
-    corrected: bool = False  # whether a Decider has calibrated and corrected them
+    corrected: bool | str = False  # whether a Decider has calibrated and corrected them; its words, if they are known
     ids: NDArray[np.str_] | None = None
     unfamiliarity: NDArray[np.float64] | None = None  # (N,) a score of the model's own, larger for less familiar
 
@@ -103,12 +103,12 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
         "a Decider has calibrated and corrected these probabilities already, and a second time would distort them: "
         "pass the model's own output (or np.asarray(p) to treat them as the output of a new model)",
     )
-    corrected, ids = False, None
+    corrected, ids = "", None
     if hasattr(given, "columns"):
         names = list(given.columns)
         order = column_order([str(name) for name in names], classes, "data frame")
         values = np.stack([_plain_array(given[names[i]]) for i in order], axis=1)
-        corrected = KIND in names and CORRECTED in set(given[KIND])
+        corrected = correction(given[KIND] if KIND in names else ())
         ids = np.asarray(given["id"]).astype(str) if "id" in names and "id" not in classes.names else None
     else:
         values = _plain_array(given)
@@ -119,6 +119,11 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
     own = f"scores have {values.shape[2]} columns but there are {len(classes)} classes ({listing(classes.names, 4)})"
     expect(fits, f"{own}: expected one column per class")
     return Scores(values, logits, corrected, ids)
+
+
+def correction(cells: Iterable[Any]) -> str:
+    """What the column `rfdlc_scores` says of corrected probabilities; nothing of raw ones."""
+    return next((text for text in map(str, cells) if text.startswith(CORRECTED)), "")
 
 
 def class_columns(columns: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decide.scores import Floats, safe_log, softmax
+from rfdlc.errors import expect
 
 
 def entropy(probabilities: Floats, *, normalised: bool = False) -> NDArray[np.floating]:
@@ -19,8 +20,17 @@ def max_probability(probabilities: Floats) -> NDArray[np.floating]:
 
 
 def mutual_information(probabilities: Floats) -> NDArray[np.floating]:
-    """Entropy of the mean minus mean entropy over particles (M, N, C): how much the particles disagree."""
+    """Entropy of the mean minus mean entropy over particles (M, N, C): how much they disagree; NaN of a single one."""
+    if len(probabilities) == 1:  # 0 would read as no doubt
+        return np.full(probabilities.shape[1], np.nan)
     return np.maximum(entropy(probabilities.mean(axis=0)) - entropy(probabilities).mean(axis=0), 0)
+
+
+def disagreement(values: Floats, logits: bool) -> NDArray[np.floating]:
+    """Mutual information of two or more particles (M, N, C); raises InputError for one."""
+    told = "uncertainty 'mutual-information' is the disagreement of particles, and there is one"
+    expect(len(values) > 1, f"{told}: expected two or more; choose entropy")
+    return mutual_information(particle_probabilities(values, logits))
 
 
 def evidential(logits: Floats) -> NDArray[np.floating]:

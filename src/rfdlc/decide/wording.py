@@ -8,7 +8,7 @@ import numpy as np
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import in_words, is_uniform
-from rfdlc.decide.scores import Scores
+from rfdlc.decide.scores import CORRECTED, Scores
 from rfdlc.errors import listing
 
 if TYPE_CHECKING:
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 ENOUGH, LIKELY = 20, 0.6  # samples, and the accuracy of another order of columns, that get a warning
 LOOKED_AT, MOST_ORDERED = 10_000, 1000  # samples for that, and classes: orders are compared in cubic time
 FAR = 0.2  # total variation between class frequencies and the prior decided for that gets a warning
-TIMES, ERRORS = (
-    3.0,
-    4.0,
-)  # so does a class that is more or less frequent by that factor and by that many standard errors
+TIMES, ERRORS = 3.0, 4.0  # so does a class that is more or less frequent by that factor and so many standard errors
 WEIGHTS = "{} weights for {} particles: expected one per particle, or one particle that combines them"
 UPSIDE_DOWN = (
     "every right decision is worth the least of its row: if these are costs, turn them into a utility "
@@ -66,7 +63,9 @@ def decided_for(decider: "Decider") -> str:
 
 
 def left_open(decider: "Decider", scores: Any) -> str:
-    """What an estimated class prior leaves open, in words that follow `decided_for`."""
+    """Words that follow `decided_for`: the prior of corrected scores, or what an estimated one leaves open."""
+    if isinstance(scores, Predictions) and str(scores.scores.corrected).startswith(CORRECTED):
+        return f": {scores.scores.corrected}"
     ends = None if decider.estimate is None else decider.utility_interval(scores, decider.estimate)
     return "" if ends is None else f": a mean expected utility from {ends[0]:.3g} to {ends[1]:.3g} (95% interval)"
 

@@ -154,6 +154,7 @@ class Table:
 
         self.model, self.kind = model, RAW if raw else CORRECTED
         self.decider = decider = model.decider
+        self.said = RAW if raw else CORRECTED + decider.decided_for.removeprefix("decided")
         plain = dict.fromkeys(("fitted", "train_prior", "target_prior", "sets", "budget"))
         self.written = decider.replace(**plain) if raw else decider
         matrix = decider.utility.matrix  # a product with the identity is left out: it is slow for many classes
@@ -195,7 +196,7 @@ class Table:
             explained = self.decider.explain(found) if strange else self.decider.explain_probabilities(corrected)
             chosen, values, reason = explained.action, explained.value, explained.reason.tolist()
         columns: dict[str, Any] = dict(zip(found.classes.names, written.T.astype(np.float32), strict=True))
-        columns |= {"action": [self.decider.utility.actions[i] for i in chosen], KIND: [self.kind] * len(found)}
+        columns |= {"action": [self.decider.utility.actions[i] for i in chosen], KIND: [self.said] * len(found)}
         columns |= {"expected_utility": np.asarray(values, dtype=np.float32), "id": found.ids, "reason": reason}
         if self.decider.sets is not None:
             members = self.decider.sets.members(corrected, self.decider.utility)

@@ -71,6 +71,7 @@ def cross_validate(
     """
     expect(started_processes() == 1, "cross-validation trains in one process: leave torchrun out")
     expect(2 <= folds <= 100, f"{folds} folds are not possible: expected 2 to 100")
+    expect("time" not in (data_options or {}), "folds mix old and new rows: leave out time (--time) or folds (--cv)")
     path, seed = Path(out), int(settings.get("seed", 0))
     given = data if isinstance(data, Dataset) else load(data, root=root, **{"test_fraction": 0, **(data_options or {})})
     samples, fold = given.train, given.train.folds(folds, seed)

@@ -144,8 +144,7 @@ class Trainer:
                             break
                 # a run that may end early is alone in its stack
                 for member in (member for member in stack.members if ended or stack.end == member.runs[0].epochs):
-                    model = self._end_phase(member, sinks[member.runs[0].path])
-                    if model is not None:
+                    if (model := self._end_phase(member, sinks[member.runs[0].path])) is not None:
                         models[model.path] = model
                         waiting.remove(member.runs[0])
             return [models[run.path] for run in runs]
@@ -266,7 +265,7 @@ def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SING
     if predictions is not None:
         run.write("predictions.npz", predictions.save)
         metrics["test"] = evaluate(predictions, decider=model.decider).to_dict()
-        metrics["diversity"] = diversity(predictions.scores.values)
+        metrics |= {"diversity": found} if (found := diversity(predictions.scores.values)) else {}
         if predictions.uncertainty is not None:
             metrics[model.net.combination.measures] = float(predictions.uncertainty.mean())
         if data.classes.imbalance_factor > 1:
@@ -289,9 +288,10 @@ def balanced_positions(labels: Indices) -> Indices:
 
 
 def diversity(logits: Floats) -> dict[str, float]:
-    """How far particles (M, N, C) differ: pairwise disagreement of their arg max, and mutual information in nats."""
-    pairs = list(combinations(logits.argmax(-1), 2))
-    disagreement = float(np.mean([np.mean(one != other) for one, other in pairs])) if pairs else 0.0
+    """How far particles (M, N, C) differ, if there are several: disagreement of arg max, mutual information in nats."""
+    if len(logits) == 1:
+        return {}
+    disagreement = float(np.mean([np.mean(one != other) for one, other in combinations(logits.argmax(-1), 2)]))
     return {"disagreement": disagreement, "mutual_information": float(mutual_information(softmax(logits)).mean())}
 
 

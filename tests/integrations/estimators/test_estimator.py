@@ -286,6 +286,8 @@ def test_uncertainty_grows_where_classes_meet():
         assert 0 <= clear < between
     with pytest.raises(InputError, match="kind 'variance' is unknown"):
         model.predict_uncertainty(places, "variance")
+    with pytest.raises(InputError, match="there is one: expected two or more; choose entropy"):
+        RFDLCClassifier(**SMALL | {"particles": 1}).fit(X, y).predict_uncertainty(places, "mutual-information")
 
 
 def test_it_is_at_home_in_scikit_learn(named):

@@ -112,6 +112,7 @@ def test_probabilities(client, model):
         answer, explained = client.decide(probabilities=given), model.decider.explain(given)
         assert answer["action"] == [model.decider.utility.actions[i] for i in explained.action]
         np.testing.assert_allclose(answer["expected_utility"], explained.value, atol=1e-6)
+        assert ("mutual_information" in answer) == (given.ndim == 3)  # one particle has none
 
 
 def test_an_exported_file_without_torch(run, model, samples, tmp_path, start):

@@ -1,6 +1,7 @@
 """Tables: CSV, Parquet, Arrow or a data frame with a target column; what is done to its columns is said in notes."""
 
 import re
+import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,13 +14,17 @@ from numpy.typing import NDArray
 
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
+from rfdlc.data.inspection import leaking_columns
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import (
+    MOST_CATEGORIES,
     Column,
     ColumnCode,
     TableEncoder,
     as_numbers,
     frame_columns,
+    holds_codes,
+    is_date,
     parse_column,
     strays_among,
     text_column,
@@ -29,18 +34,23 @@ from rfdlc.tables import check_names, open_table, read_columns, split_name
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 TARGETS = ("target", "label", "class", "y")
+LEAKS = (
+    "column {0!r} alone tells the class of {1} of the rows: if it is known only after the class, or made from it, "
+    "leave it out (--drop {2}; in Python drop=[{0!r}])"
+)
 FEW_CATEGORIES = 20  # more of a column whose name ends in id are hardly kinds of something
 
 
 def read(
     source: Any, *, target: str | None = None, groups: str | None = None, split: str | None = None,
     drop: Sequence[str] = (), skip_broken: bool = False, test_fraction: float = 0.2, seed: int = 0,
+    time: str | None = None,
 ) -> Dataset:  # fmt: skip
-    """One row per sample; `target`, `groups`, `split`, `drop` name columns. The encoding is that of training rows."""
+    """One row per sample; `target`, `groups`, `split`, `drop`, `time` name columns. Training rows give the encoding."""
     where = str(source) if isinstance(source, Path) else "data frame"
     table = read_columns(source, of_samples=True) if isinstance(source, Path) else _of_frame(source)
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
-    target, found = check_roles(where, table, target, groups, split, *drop)
+    target, found = check_roles(where, table, target, groups, split, time, *drop)
     if "column 1" in table:
         found.append("the first line holds values and was read as a row: columns are called column 1, column 2, ...")
     absent = _missing(table[target])
@@ -60,14 +70,20 @@ def read(
     told = "holds bytes that are neither images nor text, and was left out"
     notes += [f"column {name!r} {told}" for name in unread if table.pop(name) is not None]
     column = split or split_column(table)
-    everything = {"train": np.arange(len(labels))}
-    positions = everything if column is None else rows_of_splits(where, column, table.pop(column))
+    positions = {"train": np.arange(len(labels))}
+    if time is not None:
+        expect(column is None, f"{where}: time {time!r} and split {column!r} both divide the rows: leave one out")
+        positions = _rows_by_time(where, time, table.pop(time), test_fraction)
+        sizes = "{:,} old rows train, {:,} calibrate, the newest {:,} test".format(*map(len, positions.values()))
+        notes.append(f"by {time!r}, {sizes}; it is not a feature")
+    elif column is not None:
+        positions = rows_of_splits(where, column, table.pop(column))
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
     ids, identity, left_out = _identities(table, columns)
     told = "; ".join(["", *left_out, *notes])
     expect(columns, f"{where}: no column is left to learn from beside the target {target!r}{told}")
     first = None
-    if column is None and test_fraction:
+    if column is None and time is None and test_fraction:
         first = first_copies(np.stack([_codes(column) for column in columns.values()], 1))
         kept, held = hold_out_indices(labels, test_fraction, seed, group_of, first)
         positions, notes = {"train": kept, "test": held}, [HELD_OUT.format(len(held), len(labels), seed), *notes]
@@ -77,9 +93,12 @@ def read(
     if first is not None:
         vars(whole)["first"] = first  # not computed again: the note on copies is about this split
     splits = {name: whole.take(rows) for name, rows in positions.items()}
-    notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name])), *found]
+    notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name], table)), *found]
     scaling = Normalisation.of_table(splits["train"].array, encoder)
     data = Dataset.of(Path(where).stem, names, splits, notes, scaling)
+    for name, share in leaking_columns(data.train, encoder).items():
+        data = replace(data, notes=(*data.notes, LEAKS.format(name, f"{share:.1%}", shlex.quote(name))))
+        warnings.warn(data.notes[-1], stacklevel=3)
     return replace(data, encoder=encoder, skipped=tuple(f"{where}: row {row} has no target" for row in absent))
 
 
@@ -148,7 +167,7 @@ def check_roles(where: str, table: Table, target: str | None, *others: str | Non
     for name in roles:
         known = f"expected one of {listing(columns)}{suggestion(name, table)}"
         expect(name in table, f"{where}: column {name!r} does not exist: {known}")
-        once = f"column {name!r} is named twice: expected a different column for each of target, groups, split and drop"
+        once = f"column {name!r} is named twice: expected another column for each of target, groups, split, time, drop"
         expect(roles.count(name) == 1, f"{where}: {once}")
     return target, found
 
@@ -166,7 +185,7 @@ def _spelt(cells: Any, rows: Sequence[int]) -> str:
 
 def classes_of(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
     """Class indices, and the names in order: numbers by value, text by alphabet."""
-    texts, numbers = text_column(cells), parse_column("target", cells)
+    texts, numbers = text_column(cells), parse_column("target", cells, codes=False)
     names = sorted(set(texts))
     if numbers.dtype == np.float64:
         many = len(names) > max(20, len(texts) // 4) and (numbers % 1 != 0).any()
@@ -188,6 +207,27 @@ def rows_of_splits(where: str, column: str, cells: Any) -> dict[str, NDArray[np.
     fix = "where the column says something else, rename it, or leave it out with drop"
     expect(None not in splits, f"{told}: expected train, val or test; {fix}")
     return {name: np.flatnonzero(np.array(splits) == name) for name in SPLITS}
+
+
+def _rows_by_time(where: str, name: str, cells: Any, fraction: float) -> dict[str, NDArray[np.int64]]:
+    """About a fraction of the rows to test, the newest, and of the others to calibrate; equal times stay together."""
+    column, missing = parse_column(name, cells, codes=False), listing(_missing(cells), 5)
+    expect(fraction, f"{where}: time {name!r} holds the newest rows out: expected test_fraction above 0")
+    expect(not missing, f"{where}: the time {name!r} is missing in row {missing}: fill it in, or remove the rows")
+    wrong = next((text for text in column if isinstance(text, str) and not is_date(text)), "")
+    expect(column.dtype != object, f"{where}: column {name!r} holds {wrong!r}: as time, expected dates or numbers")
+    known, place = np.unique(column, return_inverse=True)
+    expect(len(known) > 2, f"{where}: the time {name!r} has {len(known)} different values: expected 3 or more")
+    test = _newest(place, fraction, 2)
+    rest = np.flatnonzero(~test)
+    calibrates = _newest(place[rest], fraction, 1)
+    return {"train": rest[~calibrates], "val": rest[calibrates], "test": np.flatnonzero(test)}
+
+
+def _newest(place: NDArray[np.int64], fraction: float, least: int) -> NDArray[np.bool_]:
+    """Which rows are from that place on, `least` or later, from which there are about the fraction of them."""
+    later = np.cumsum(np.bincount(place)[::-1])[::-1]  # rows from each place on
+    return np.asarray(place >= least + np.abs(later[least:] - fraction * len(place)).argmin())
 
 
 def split_column(names: Iterable[str]) -> str | None:
@@ -225,11 +265,13 @@ def names_rows(column: str) -> bool:
     return usual or re.search(r"[a-z](Id|ID)$", column) is not None
 
 
-def _told(column: ColumnCode, cells: Column) -> list[str]:
+def _told(column: ColumnCode, cells: Column, table: Table) -> list[str]:
     missing = sum(cell is None for cell in cells) if cells.dtype == object else int(np.isnan(as_numbers(cells)).sum())
+    coded = holds_codes(table[column.name])
     if column.median is None:
         strays = strays_among(column.categories)
-        said = f"column {column.name!r} became {len(column.features)} features, one per category{strays}"
+        coding = "holds codes, digits with leading zeros, and " if coded else ""
+        said = f"column {column.name!r} {coding}became {len(column.features)} features, one per category{strays}"
         identifies = names_rows(column.name) and len(column.features) > FEW_CATEGORIES
         fix = f"groups={column.name} (--groups) keeps its rows together, drop (--drop) leaves it out"
         said += f"; it looks like an identifier: {fix}" if identifies else ""
@@ -241,4 +283,9 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
     filled = f"{missing} missing values were filled with the median {median}{flag}" if missing else ""
     dates = "dates became one number, days since 1970-01-01" if column.is_date else ""
     said = "; ".join(filter(None, (dates, filled)))
-    return [f"column {column.name!r}: {said}"] if said else []
+    notes = [f"column {column.name!r}: {said}"] if said else []
+    if coded:
+        digits = f"column {column.name!r} has digits with leading zeros, as codes have, but became a number"
+        notes.append(f"{digits}, having over {MOST_CATEGORIES} kinds: if it is a code, leave it out with drop (--drop)")
+        warnings.warn(notes[-1], stacklevel=4)
+    return notes

@@ -96,7 +96,8 @@ class DecisionHead(nn.Module):
         gains = probabilities @ matrix  # (B, A)
         expected = gains + (probabilities @ common)[:, None]
         uncertainty = _entropy(probabilities) / float(np.log(max(2, probabilities.shape[-1])))
-        disagreement = (_entropy(each.mean(0)) - _entropy(each).mean(0)).clamp_min(0)
+        several = (_entropy(each.mean(0)) - _entropy(each).mean(0)).clamp_min(0)
+        disagreement = several if len(self.weights) > 1 else several * torch.nan  # as `mutual_information`
         sets = () if self.sets is None else (self.sets(probabilities),)
         action = (gains if self.prices is None else gains - self.prices).argmax(-1)  # as Decider in 32 bits
         if self.limits is None:

@@ -40,7 +40,7 @@ class Decisions:
     expected_utility: Floats  # (N, A)
     action: Indices  # (N,)
     uncertainty: Floats  # (N,) entropy over log C
-    mutual_information: Floats  # (N,) in nats
+    mutual_information: Floats  # (N,) in nats; NaN of one particle
     sets: Mask | None = None  # (N, C) which classes are in the set of each sample, of a decider with sets
     unfamiliar: Mask | None = None  # (N,) of a decider that hands such samples over
     reason: NDArray[np.str_] | None = None  # (N,) why a sample is handed over, or is not although it is worth it

@@ -118,7 +118,7 @@ class Answer:
 
     decider: Decider
     probabilities: Floats  # (n, C), calibrated and corrected
-    disagreement: Floats  # (n,) mutual information
+    disagreement: Floats  # (n,) mutual information; NaN of one particle
     unfamiliar: Any  # (n,) which samples are, or None
     columns: dict[str, list[Any]]  # one entry per sample each
 
@@ -132,8 +132,9 @@ class Answer:
             "argmax": [names[i] for i in explained.argmax.tolist()],
             "probability": _listed(explained.probability),
             "uncertainty": _listed(entropy(probabilities, normalised=True)),
-            "mutual_information": _listed(disagreement),
         }
+        if not np.isnan(disagreement).any():
+            columns["mutual_information"] = _listed(disagreement)
         if explained.sets is not None:
             columns["set"] = [list(decider.utility.classes.select(np.flatnonzero(each))) for each in explained.sets]
         return cls(decider, probabilities, disagreement, unfamiliar, columns)

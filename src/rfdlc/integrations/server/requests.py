@@ -64,7 +64,7 @@ class DecideResponse(BaseModel):
     argmax: list[str]
     probability: list[float]
     uncertainty: list[float]
-    mutual_information: list[float]
+    mutual_information: list[float] | None = None  # of two or more particles
     set: list[list[str]] | None = None  # of a decider with sets
     decider: str  # version of the decider
     warnings: list[str] | None = None  # about categories that training did not see, by column

@@ -54,7 +54,7 @@ _ROWS = 8192  # predicted together, so that memory stays small
 _UNCERTAINTIES: dict[str, Any] = {
     "entropy": lambda p, particles: uncertainty.entropy(p),
     "max-probability": lambda p, particles: uncertainty.max_probability(p),
-    "mutual-information": lambda p, particles: uncertainty.mutual_information(particles),
+    "mutual-information": lambda p, particles: uncertainty.disagreement(particles, False),
 }
 
 
