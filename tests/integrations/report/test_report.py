@@ -147,6 +147,16 @@ def test_a_photograph_is_shown_upright(tmp_path):
     assert Image.open(io.BytesIO(shown)).size == (48, 144)
 
 
+def test_transparent_pixels_are_white_in_thumbnails(tmp_path):
+    from PIL import Image
+
+    Image.new("RGBA", (20, 20), (0, 90, 0, 0)).save(tmp_path / "a.png")
+    wrong = rfdlc.Predictions(probabilities=[[0.9, 0.1]], targets=[1], ids=["a.png"])
+    data = data_of(rfdlc.report(wrong, None, tmp_path / "r.html", images=tmp_path, bootstrap=0))
+    shown = base64.b64decode(data["runs"][0]["thumbnails"]["0"].partition(",")[2])
+    assert Image.open(io.BytesIO(shown)).getpixel((0, 0)) == (255, 255, 255)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

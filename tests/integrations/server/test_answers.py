@@ -88,6 +88,15 @@ def test_images(client, served, model, samples, tmp_path):
         check(json.loads(body), model, samples[1:2])
 
 
+def test_transparent_pixels_are_white(client, model, samples):
+    pixels, buffer = np.repeat(samples[0].transpose(1, 2, 0), 4, axis=2), io.BytesIO()
+    pixels[..., 3] = 255 * (np.arange(8) < 4)
+    Image.fromarray(pixels).save(buffer, "PNG")
+    shown = samples[:1].copy()
+    shown[..., 4:] = 255
+    check(client.decide(images=[buffer.getvalue()]), model, shown)
+
+
 def test_a_utility_in_the_request(client, model, samples):
     utility = rfdlc.Utility.tail_sensitive(model.classes, -3).with_abstain(0.4)
     answer = client.decide(arrays=samples, utility=utility)
