@@ -337,6 +337,19 @@ def test_transparent_pixels_are_white_in_training_and_prediction(tmp_path: Path,
     assert (resized[:, 6:] == 255).all()  # composed before it is resized
 
 
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_images_of_16_bits_are_refused_in_training_and_prediction(tmp_path: Path, suffix: str) -> None:
+    grey = np.linspace(0, 65535, 1600).reshape(40, 40).astype(np.uint16)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(grey).save(tmp_path / name / f"0.{suffix}")
+    fix = f"0.{suffix}: the image has 16 or more bits .* only you know the range .*: divide all images by the same"
+    with pytest.raises(InputError, match=fix):
+        rfdlc.load(tmp_path)
+    with pytest.raises(InputError, match=fix):
+        open_samples(tmp_path, InputSpec(rfdlc.Classes(("a", "b")), (1, 40, 40))).read(range(2))
+
+
 def test_damaged_orientation_is_no_damage_to_the_picture(tmp_path: Path) -> None:
     Image.new("RGB", (30, 30), (9, 9, 9)).save(tmp_path / "x.png", exif=b"Exif\0\0nonsense")
     assert (planes(fitted(open_image(tmp_path / "x.png"), 30, 3)) == 9).all()

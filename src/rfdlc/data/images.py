@@ -271,7 +271,8 @@ def unusable(image: "Image") -> str:
         return "the image is CMYK, for print, and would get wrong colours: convert it to RGB with its colour profile"
     # How pixels lie in the file, such as RGB;16B, is the argument, or the first argument, of each of pillow's tiles.
     if image.mode.startswith(("I", "F")) or any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())):
-        return "the image has 16 or more bits per channel: scale it to 8 bits, since only you know its range"
+        fix = "divide all images by the same largest value, times 255, and save them as uint8"
+        return f"the image has 16 or more bits per channel, and only you know the range that is used: {fix}"
     return "" if image.mode in GREY + COLOUR else f"the image has mode {image.mode}: convert it to grey or RGB"
 
 
