@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rfdlc.data.load import locate
 from rfdlc.data.samples import Samples
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
@@ -64,7 +65,7 @@ def predict(
     out
         `.parquet` or `.csv`: calibrated probabilities and the decided action. `.npz`: logits, computed in memory.
     split, root
-        `train`, `val` or `test`, by default the last that the source has; the folder in which to find the source.
+        `train`, `val` or `test`, by default the last there is; the folder of the source, or of a list's images.
     utility, target_prior
         What a table is decided for, by default as the run; the prior "estimate" is estimated from these samples.
     decider
@@ -133,8 +134,7 @@ def trained_on(run: Run, source: str | Path, root: str | Path | None, split: str
     data = run.metadata["data"]
     if "source" not in data or not isinstance(data["fingerprint"], dict):  # in memory, or of an earlier version
         return 0
-    places = (root, source), (data.get("root"), data["source"])
-    inside, own = ((Path(folder or "").expanduser() / Path(name).expanduser()).resolve() for folder, name in places)
+    inside, own = locate(source, root).resolve(), locate(data["source"], data.get("root")).resolve()
     if not inside.is_relative_to(own):
         return 0
     below = inside.relative_to(own).parts  # a folder or table of one split, or nothing

@@ -143,7 +143,7 @@ class Model:
             A Dataset, a Split, an array (N, ...), a table (file, data frame, columns by name), or the name or path of
             data, for example a folder or list of images or one image. Rows of a table are encoded as the training rows.
         split, root
-            Which split (by default the last), and where to look for a named data set.
+            Which split (by default the last), and the folder of a named data set or of a list's images.
         skip_broken, allow_links
             Leave out broken images; accept links that leave a folder of images.
         """

@@ -25,6 +25,7 @@ FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; m
 CENTRE = 224 / 256  # of streamed images in evaluation: what resize 256 and centre crop 224 leave
 PADDED_FROM = 0.1  # images are padded where more than this fraction of the training images is longer than 2:1
 HEADERS_READ = 50_000  # of more files, this many are opened; `rfdlc inspect` looks at all of them
+RELATIVE = "expected paths relative to the list, or to the folder that --root {} names (root in Python)"
 ENDINGS = f"files ending in {listing(sorted(SUFFIXES), 20)}"
 
 
@@ -161,8 +162,7 @@ def listed_name(
                 contents[folder] = frozenset(os.listdir(root / folder))
         found = file in contents[folder]
         here = not found and os.path.isfile(name)  # False for a name that is too long, too
-        hint = f"; it is relative to the current folder: move the list to {Path.cwd()}" if here else ""
-        expect(found, f"the file {root / name} does not exist: expected a path relative to {root}{hint}")
+        expect(found, f"the file {root / name} does not exist: {RELATIVE.format(Path.cwd() if here else 'DIR')}")
     return name
 
 
