@@ -115,12 +115,6 @@ def test_thousands_separators_are_told():
         rfdlc.load(pd.DataFrame({"host": ["10.0.0.1", "web", "192.168.100.200"] * 10, "target": ["a", "b"] * 15}))
 
 
-def test_several_images_to_predict_are_told(run):
-    code, _, err = run("predict", "runs/a", "a.png", "b.png")
-    assert code == 2
-    assert "2 sources, a.png, b.png: expected one: give their folder, or a list" in err
-
-
 def test_paths_from_the_current_folder_are_told(tmp_path, monkeypatch):
     from PIL import Image
 

@@ -24,6 +24,7 @@ from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import is_table, open_table, parquet_files, split_files
 
 AHEAD = 2  # chunks that are read while one is computed
+Sources = str | Path | Sequence[str | Path]  # several are image files
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 UNKNOWN = -1  # the label of a sample whose class is not known
@@ -83,11 +84,25 @@ def ahead(function: Callable[[Item], Found], items: Iterable[Item], count: int) 
             yield coming.popleft().result()
 
 
+def image_paths(source: Sources, root: str | Path | None = None) -> list[Path]:
+    """The image files that a source names; nothing for other sources. Several paths must all be image files."""
+    several = not isinstance(source, str | Path)
+    places = [locate(each, root) for each in ([source] if isinstance(source, str | Path) else source)]
+    others = [str(place) for place in places if not (place.is_file() and image_files.is_image(place.name))]
+    fix = "expected several image files, or one source: a folder, or a list with one path per line"
+    expect(not (several and others), f"{listing(others, 3)}: not an existing image file: {fix}")
+    return [] if others else places
+
+
 def open_samples(
-    source: str | Path, spec: InputSpec, *, root: str | Path | None = None, split: str | None = None,
+    source: Sources, spec: InputSpec, *, root: str | Path | None = None, split: str | None = None,
     skip_broken: bool = False, allow_links: bool = False,
 ) -> Samples:  # fmt: skip
     """Samples of any source, labelled or not, by default of the last split that it has."""
+    if files := image_paths(source, root):
+        expect(split is None, f"{files[0]}: an image file has no split {split!r}: leave it out")
+        return _folder(*image_files.common_folder(files), spec, skip_broken)
+    assert isinstance(source, str | Path)
     place, folder = locate(source, root), None if root is None else Path(root).expanduser()
     images = len(spec.input_shape) == 3
     if images and (column := image_table.image_column(place, folder)) is not None:
@@ -104,11 +119,9 @@ def open_samples(
         trained = f"{'images' if images else 'arrays'} of shape {spec.input_shape}"
         expect(spec.encoder, f"{place} is a table, but this model was trained on {trained}: expected {wanted}")
         return _table(place, spec, split)
-    if place.is_file() and image_files.is_image(place.name):
-        return _folder(place, spec, split, skip_broken, allow_links)
     reader, found = find_reader(source, root)
     if reader is image_files.read_folder:
-        return _folder(found, spec, split, skip_broken, allow_links)
+        return _folder(*image_files.find_images(found, split, allow_links), spec, skip_broken)
     if reader is image_lists.read_list:
         whole = str(source).lower() in known_names()  # found by its training list, which stands for all of them
         file = image_lists.list_file(found, split, whole=whole)
@@ -138,7 +151,7 @@ def open_splits(
         names = sorted({str(text) for column in texts for text in column if text is not None})
         if (column := split_column(file.names)) is not None:
             splits = splits_in(file, column)
-    elif not (place.is_file() and image_files.is_image(place.name)):
+    elif not image_paths(source, root):
         reader, found_at = find_reader(source, root)
         if reader is image_files.read_folder:
             splits, names = image_files.folder_splits(found_at, options.get("allow_links", False))
@@ -179,11 +192,12 @@ def _in_memory(one: Split) -> Samples:
     return Samples(one.labels, one.ids is not None, mark, lambda rows: Chunk(one.take(np.array(rows))))
 
 
-def holds_features(source: str | Path, root: str | Path | None = None) -> bool:
+def holds_features(source: Sources, root: str | Path | None = None) -> bool:
     """Whether a source holds features (or another table) rather than images."""
-    place, folder = locate(source, root), None if root is None else Path(root).expanduser()
-    if place.is_file() and image_files.is_image(place.name):
+    if image_paths(source, root):
         return False
+    assert isinstance(source, str | Path)
+    place, folder = locate(source, root), None if root is None else Path(root).expanduser()
     if is_table(place):
         return image_table.image_column(place, folder) is None and not shards.holds_shards(place)
     reader, found = find_reader(source, root)
@@ -199,9 +213,8 @@ def split_of(data: Dataset, split: str | None, classes: Classes) -> Split:
     return Split(found.inputs, _matched(found.labels, data.classes.names, classes), found.ids)
 
 
-def _folder(path: Path, spec: InputSpec, split: str | None, skip_broken: bool, allow_links: bool) -> Samples:
+def _folder(root: Path, below: str, names: PackedText, spec: InputSpec, skip_broken: bool) -> Samples:
     """A folder named after a class labels its images."""
-    root, below, names = image_files.find_images(path, split, allow_links)
     place = {name: i for i, name in enumerate(spec.classes.names)}
     inside = (name.removeprefix(below).split("/") for name in names)
     labels = np.fromiter((place.get(steps[0], UNKNOWN) if len(steps) > 1 else UNKNOWN for steps in inside), np.int64)

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from rfdlc.data.load import locate
-from rfdlc.data.samples import Samples
+from rfdlc.data.samples import Samples, Sources, image_paths
+from rfdlc.data.sources.image_files import common_folder
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorEstimate, PriorLike
@@ -52,7 +53,7 @@ class Predicted:
 
 
 def predict(
-    run: str | Path, source: str | Path, out: str | Path, *, split: str | None = None, root: str | Path | None = None,
+    run: str | Path, source: Sources, out: str | Path, *, split: str | None = None, root: str | Path | None = None,
     utility: Utility | None = None, target_prior: PriorLike | None = None, decider: Decider | None = None,
     raw: bool = False, skip_broken: bool = False, allow_links: bool = False, backbone: OwnBackbone | None = None,
 ) -> Predicted:  # fmt: skip
@@ -61,7 +62,7 @@ def predict(
     Parameters
     ----------
     run, source
-        The run folder; a folder or list of images, one image, a table, arrays, or the name of a data set.
+        The run folder; a folder or list of images, image files, a table, arrays, or the name of a data set.
     out
         `.parquet` or `.csv`: calibrated probabilities and the decided action. `.npz`: logits, computed in memory.
     split, root
@@ -121,7 +122,7 @@ def predict(
 
 
 def warn_of_training(
-    run: str | Path, source: str | Path, count: int, root: str | Path | None = None, split: str | None = None
+    run: str | Path, source: Sources, count: int, root: str | Path | None = None, split: str | None = None
 ) -> None:
     """Say how many of `count` samples the run was trained on."""
     if seen := trained_on(Run(run), source, root, split, count):
@@ -129,12 +130,13 @@ def warn_of_training(
         warnings.warn(f"{seen:,} of {count:,} samples were in the run's training data: {fix}", stacklevel=3)
 
 
-def trained_on(run: Run, source: str | Path, root: str | Path | None, split: str | None, count: int) -> int:
+def trained_on(run: Run, source: Sources, root: str | Path | None, split: str | None, count: int) -> int:
     """How many of `count` samples the run was trained or calibrated on, as their place tells: copies are not known."""
     data = run.metadata["data"]
     if "source" not in data or not isinstance(data["fingerprint"], dict):  # in memory, or of an earlier version
         return 0
-    inside, own = locate(source, root).resolve(), locate(data["source"], data.get("root")).resolve()
+    files, own = image_paths(source, root), locate(data["source"], data.get("root")).resolve()
+    inside = common_folder(files)[0] if files else locate(str(source), root).resolve()
     if not inside.is_relative_to(own):
         return 0
     below = inside.relative_to(own).parts  # a folder or table of one split, or nothing
