@@ -133,8 +133,9 @@ BROKEN = {
     "print.jpg": (cmyk, "CMYK.*convert it to RGB"),
     "grey16.png": (lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path), "16 or more bits"),
     "float.tif": (lambda path: Image.fromarray(np.zeros((9, 9), np.float32)).save(path), "16 or more bits"),
-    "moving.gif": (animated, "animated .3 frames.*save one frame"),
-    "moving.png": (animated, "animated .3 frames"),
+    "moving.gif": (animated, "animated, or has several pages: save one"),
+    "moving.png": (animated, "animated, or has several pages"),
+    "pages.tif": (animated, "animated, or has several pages"),
     "gone.png": (lambda path: path.symlink_to("nowhere.png"), "the file does not exist"),
 }
 

@@ -266,7 +266,7 @@ def open_image(path: Path, content: bytes | None = None) -> "Image":
 def unusable(image: "Image") -> str:
     """Why these pixels would be wrong, with the fix; empty when they are right."""
     if getattr(image, "is_animated", False) and image.format != "MPO":  # a photograph with a preview is one picture
-        return f"the image is animated ({image.n_frames} frames): save one frame of it as its own file"
+        return "the image is animated, or has several pages: save one of them as its own file"
     if image.mode == "CMYK":
         return "the image is CMYK, for print, and would get wrong colours: convert it to RGB with its colour profile"
     # How pixels lie in the file, such as RGB;16B, is the argument, or the first argument, of each of pillow's tiles.
