@@ -21,7 +21,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorEstimate, PriorLike
 from rfdlc.decide.rules import largest
-from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, DECIDED, DETAILS, KIND, RAW
+from rfdlc.decide.scores import CORRECTED, DECIDED, DETAILS, KIND, RAW, check_class_names
 from rfdlc.decide.sets import set_texts
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect, listing
@@ -163,8 +163,7 @@ class Table:
         classes = model.classes.names
         given = {"reason": bool((decider.utility.decided_class < 0).any())}
         details = [name for name in DETAILS if given.get(name, decider.sets is not None)]
-        clash = listing(set(classes) & {*BOOK_KEEPING, *DECIDED, *details, KIND})
-        expect(not clash, f"a class is called {clash}, as a column of the table is: write .npz instead")
+        check_class_names(classes)
         known = {"id": named, "target": labelled}
         names = [name for name in ("id", *classes, "target", *DECIDED, *details, KIND) if known.get(name, True)]
         prior = decider.train_prior if raw else decider.decided_prior
