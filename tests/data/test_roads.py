@@ -276,6 +276,13 @@ def test_a_list_without_its_images_names_the_folder_and_the_root(apart: Path, na
         rfdlc.load(f"lists/{name}", root="lists/of_splits")
 
 
+def test_a_list_whose_column_of_images_has_another_name_suggests_the_root(apart: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"no column is left .*'Image Index'.*; if these are image files, .* --root DIR"
+    ):
+        rfdlc.load("lists/any.csv")
+
+
 def test_paths_that_leave_the_root_are_refused(apart: Path) -> None:
     Image.new("RGB", (16, 16)).save(apart / "secret.png")
     file = apart / "lists" / "usual.csv"

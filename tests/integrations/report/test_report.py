@@ -224,7 +224,6 @@ def test_one_sample_one_class_and_equal_counts(tmp_path):
 
 
 def test_command_line_writes_the_report_and_prints_json(tmp_path, predictions):
-
     folder, out = make_folder(tmp_path / "a", predictions), tmp_path / "r.html"
     result = CliRunner().invoke(
         app, ["report", str(folder), str(folder), "-o", str(out), "--abstain", "0.2", "--bootstrap", "0", "--json"]
