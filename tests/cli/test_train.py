@@ -105,6 +105,17 @@ def test_groups_are_a_data_option(tmp_path):
         run("train", tmp_path / "t.csv", "groups=who")
 
 
+@pytest.mark.parametrize("name", ["id", "target", "action", "set", "time", "rfdlc_scores"])
+def test_a_class_with_the_name_of_a_column_is_refused_before_training(tmp_path, name):
+    """Tables of predictions would lose it, or have two columns of one name."""
+    rows = "".join(f"{k},{name if k % 2 else 'other'}\n" for k in range(20))
+    (tmp_path / "t.csv").write_text("age,label\n" + rows)
+    for words in ((), ("--cv", "2")):
+        with pytest.raises(InputError, match=f"a class is called '{name}', as a column of tables .* is: rename it"):
+            run("train", tmp_path / "t.csv", "--out", tmp_path / "run", *SMALL, *words)
+        assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_force_replaces_a_run_only_if_a_new_one_begins(tmp_path):
     out = tmp_path / "run"
     for words in (["--method", "ce"], ["--force"]):

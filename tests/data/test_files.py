@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 import rfdlc
 from rfdlc.data import images as image_module
 from rfdlc.data.images import BrokenImage, ImageFiles, PackedText, fitted, open_image, planes
+from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.data.sources.image_files import find_images
 from rfdlc.errors import InputError
 
@@ -132,8 +133,9 @@ BROKEN = {
     "print.jpg": (cmyk, "CMYK.*convert it to RGB"),
     "grey16.png": (lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path), "16 or more bits"),
     "float.tif": (lambda path: Image.fromarray(np.zeros((9, 9), np.float32)).save(path), "16 or more bits"),
-    "moving.gif": (animated, "animated .3 frames.*save one frame"),
-    "moving.png": (animated, "animated .3 frames"),
+    "moving.gif": (animated, "animated, or has several pages: save one"),
+    "moving.png": (animated, "animated, or has several pages"),
+    "pages.tif": (animated, "animated, or has several pages"),
     "gone.png": (lambda path: path.symlink_to("nowhere.png"), "the file does not exist"),
 }
 
@@ -269,20 +271,84 @@ def test_parts_without_one_to_learn_from(folder: Path) -> None:
         rfdlc.load(folder)
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
-def test_photographs_are_turned_upright(tmp_path: Path, suffix: str) -> None:
+MODES = [
+    ("jpg", "RGB"),
+    ("png", "RGB"),
+    ("png", "RGBA"),
+    ("webp", "RGBA"),
+    ("tif", "RGB"),
+    ("tif", "L"),
+    ("tif", "RGBA"),
+]
+
+
+@pytest.mark.parametrize(("suffix", "mode"), MODES)
+def test_photographs_are_turned_upright(tmp_path: Path, suffix: str, mode: str) -> None:
     """All eight ways to hold a camera, against pillow's own."""
-    stored = Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8))
+    stored = Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)).convert(mode)
     stored = stored.resize((50, 30), Image.Resampling.NEAREST)
     for held in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = held
         path = tmp_path / f"{held}.{suffix}"
         stored.save(path, exif=exif, quality=100)
-        with Image.open(path) as image:
+        with path.open("rb") as file, Image.open(file) as image:  # by name, pillow reads turned TIFFs wrongly
             shown = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
         shown = shown[:, 10:40] if shown.shape[1] == 50 else shown[10:40]
         assert (planes(fitted(open_image(path), 30, 3)) == shown.transpose(2, 0, 1)).all()
+
+
+def with_transparent_half(path: Path, kind: str) -> None:
+    """The upper half is (200, 0, 0), the lower one is transparent, and green below."""
+    pixels = np.zeros((40, 40, 4), np.uint8)
+    pixels[:20], pixels[20:] = (200, 0, 0, 255), (0, 90, 0, 0)
+    image = Image.fromarray(pixels)
+    saved: dict = {"RGBA": {"lossless": True, "exact": True}, "RGB": {"transparency": (0, 90, 0)}}.get(kind, {})
+    if kind == "P":
+        image, saved = image.convert("RGB").quantize(2), {}
+        saved["transparency"] = image.getpixel((0, 39))
+    elif kind != "RGBA":
+        image = image.convert(kind)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **saved)
+
+
+TRANSPARENT = [
+    ("png", "RGBA"),
+    ("png", "LA"),
+    ("png", "P"),
+    ("png", "RGB"),
+    ("webp", "RGBA"),
+    ("gif", "P"),
+    ("tif", "RGBA"),
+]
+
+
+@pytest.mark.parametrize(("suffix", "kind"), TRANSPARENT)
+def test_transparent_pixels_are_white_in_training_and_prediction(tmp_path: Path, suffix: str, kind: str) -> None:
+    for name in ("a", "b"):
+        with_transparent_half(tmp_path / name / f"0.{suffix}", kind)
+    data = rfdlc.load(tmp_path, test_fraction=0)
+    colour = [60] if kind == "LA" else [200, 0, 0]
+    assert data.train.array[0, :, 0, 0].tolist() == colour
+    assert (data.train.array[:, :, 20:] == 255).all()
+    samples = open_samples(tmp_path, InputSpec(data.classes, data.input_shape))
+    np.testing.assert_array_equal(samples.read(range(2)).split.array, data.train.array)
+    resized = planes(fitted(open_image(tmp_path / "a" / f"0.{suffix}"), 10, 3))
+    assert (resized[:, 6:] == 255).all()  # composed before it is resized
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_images_of_16_bits_are_refused_in_training_and_prediction(tmp_path: Path, suffix: str) -> None:
+    grey = np.linspace(0, 65535, 1600).reshape(40, 40).astype(np.uint16)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(grey).save(tmp_path / name / f"0.{suffix}")
+    fix = f"0.{suffix}: the image has 16 or more bits .* only you know the range .*: divide all images by the same"
+    with pytest.raises(InputError, match=fix):
+        rfdlc.load(tmp_path)
+    with pytest.raises(InputError, match=fix):
+        open_samples(tmp_path, InputSpec(rfdlc.Classes(("a", "b")), (1, 40, 40))).read(range(2))
 
 
 def test_damaged_orientation_is_no_damage_to_the_picture(tmp_path: Path) -> None:

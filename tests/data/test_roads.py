@@ -1,5 +1,6 @@
 """Data as people have them: embeddings in Parquet, tables without a header, tables of images, links, groups."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 from pyarrow import parquet
 
 import rfdlc
-from rfdlc.data.samples import InputSpec, open_samples
+from rfdlc.data.samples import InputSpec, holds_features, open_samples, open_splits
 from rfdlc.errors import InputError
 from rfdlc.tables import read_columns
 
@@ -220,6 +221,81 @@ def test_every_broken_image_is_named(photos: Path) -> None:
         InputError, match=r"1.ppm: .*; .*4.ppm: .*Repair or remove .*skip_broken=True \(--skip-broken\)"
     ):
         open_samples(photos, spec, split="train").read(range(9))
+
+
+# -- lists whose images are in another folder
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Images in store/0 and store/1, and lists of them in another folder; the current folder is above both."""
+    rows = []
+    for i in range(12):
+        place = tmp_path / "store" / f"{i % 2}" / f"{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (20 * i, 0, 0)).save(place)
+        rows.append((f"{i % 2}/{i}.png", i % 2))
+    (tmp_path / "lists").mkdir()
+    for name, header in (("usual.csv", "path"), ("any.csv", "Image Index")):
+        lines = [f"{header},label", *(f"{path},{'ab'[label]}" for path, label in rows)]
+        (tmp_path / "lists" / name).write_text("\n".join(lines))
+    (tmp_path / "lists" / "all.txt").write_text("\n".join(f"{path} {label}" for path, label in rows))
+    (tmp_path / "lists" / "of_splits").mkdir()
+    for split in ("train", "test"):
+        shutil.copy(tmp_path / "lists" / "all.txt", tmp_path / "lists" / "of_splits" / f"My_{split}.txt")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["usual.csv", "any.csv", "all.txt", "of_splits"])
+@pytest.mark.parametrize("absolute", [False, True])
+def test_the_root_is_the_folder_that_paths_of_a_list_are_relative_to(apart: Path, name: str, absolute: bool) -> None:
+    source = apart / "lists" / name if absolute else f"lists/{name}"
+    root = apart / "store" if absolute else "store"
+    data = rfdlc.load(source, root=root, test_fraction=0)
+    assert list(data.train.ids or ()) == [f"{i % 2}/{i}.png" for i in range(12)]
+    assert data.train.array[:, 0, 0, 0].tolist() == [20 * i for i in range(12)]
+    spec = InputSpec(data.classes, data.input_shape)
+    found = open_samples(source, spec, root=root).read(range(12)).split
+    np.testing.assert_array_equal(found.array, data.train.array)
+    splits, names = open_splits(source, spec, root=root)
+    assert {len(own) for own in splits.values()} == {12}
+    assert names == data.classes.names
+    assert not holds_features(source, root)
+
+
+@pytest.mark.parametrize("name", ["usual.csv", "all.txt"])
+def test_a_list_without_its_images_names_the_folder_and_the_root(apart: Path, name: str) -> None:
+    tried = apart / "lists"
+    with pytest.raises(InputError, match=rf"the file {tried}/0/0.png does not exist: expected .* --root DIR"):
+        rfdlc.load(f"lists/{name}")
+    spec = InputSpec(rfdlc.Classes(("a", "b")), (3, 16, 16))
+    with pytest.raises(
+        InputError, match=rf"{tried}: holds none of the images, such as 0/0.png: expected .* --root DIR"
+    ):
+        open_samples(f"lists/{name}", spec)
+    with pytest.raises(InputError, match=rf"the file {apart}/lists/of_splits/0/0.png does not exist"):
+        rfdlc.load(f"lists/{name}", root="lists/of_splits")
+
+
+def test_a_list_whose_column_of_images_has_another_name_suggests_the_root(apart: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"no column is left .*'Image Index'.*; if these are image files, .* --root DIR"
+    ):
+        rfdlc.load("lists/any.csv")
+
+
+def test_paths_that_leave_the_root_are_refused(apart: Path) -> None:
+    Image.new("RGB", (16, 16)).save(apart / "secret.png")
+    file = apart / "lists" / "usual.csv"
+    file.write_text(file.read_text() + "\n../secret.png,a")
+    with pytest.raises(InputError, match=rf"the path '../secret.png' leaves the root {apart}/store"):
+        rfdlc.load("lists/usual.csv", root="store")
+    assert len(rfdlc.load("lists/usual.csv", root="store", allow_links=True, test_fraction=0).train) == 13
+
+
+def test_other_files_are_looked_for_in_the_root_alone(apart: Path) -> None:
+    (apart / "t.csv").write_text("x,label\n" + "\n".join(f"{i},{'ab'[i % 2]}" for i in range(12)))
+    with pytest.raises(InputError, match=r"store/t.csv: no such file"):
+        rfdlc.load("t.csv", root="store")
 
 
 # -- links and groups

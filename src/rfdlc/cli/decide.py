@@ -170,10 +170,14 @@ def report(
     from rfdlc.integrations.report.report import write_report
 
     check_writable(out, endings=(".html", ".htm"))
-    found = write_report(_runs(files, request), out, images=images, title=title, bootstrap=bootstrap, seed=seed)
+    runs = _runs(files, request)
+    found = write_report(runs, out, images=images, title=title, bootstrap=bootstrap, seed=seed)
     summary = {"out": str(out), "bytes": out.stat().st_size, "runs": {name: e.to_dict() for name, e in found.items()}}
     shown = [part for pair in found.items() for part in pair]
-    output(json, summary, *shown, f"Written to {out}: open it in a browser.")
+    # Not shown unasked: a page is made to be passed on, and the images may be of people.
+    place = None if images else runs[0].image_folder
+    hint = [f"next: --images {place} puts the images of the samples into the page"] if place else []
+    output(json, summary, *shown, f"Written to {out}: open it in a browser.", *hint)
 
 
 @takes_request

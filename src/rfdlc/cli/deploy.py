@@ -24,6 +24,7 @@ from rfdlc.errors import InputError, choose, counted, expect, listing, repeated
 from rfdlc.progress import announce
 
 BACKBONE = "timm:NAME, package.module:function, a file .onnx, or a built-in backbone such as resnet50."
+NAME_OR_PATHS = f"{NAME_OR_PATH[:-1]}, or several image files."
 PREDICTED = "Probabilities as .parquet or .csv; logits of the particles as .npz."
 
 
@@ -102,7 +103,7 @@ def numbers(name: str, text: str | None) -> tuple[float, ...] | None:
 @takes_request
 def predict(
     run: RunFolder,
-    sources: Annotated[list[str], Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATH, show_default=False)],
+    sources: Annotated[list[str], Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATHS, show_default=False)],
     request: UtilityRequest,
     reading: SourceRequest,
     out: Annotated[Path, Option("--out", "-o", help=PREDICTED)] = Path("predictions.npz"),
@@ -114,7 +115,7 @@ def predict(
 ) -> None:
     """Predict a data set with a trained model; `rfdlc decide`, `evaluate` and `report` read the result.
 
-    The source is a folder of images (with or without class folders), a list of images, one image, a table, arrays, or a
+    The source is a folder of images (with or without class folders), image files, a list of them, a table, arrays, or a
     data set by name. Tables are written in parts, in constant memory: after an interruption the same command continues.
     Under torchrun each process predicts a share. Tables have one column per class with the calibrated and corrected
     probabilities (with `--raw` the model's own), `id` and `target` if they are known, the decided `action` with its
@@ -127,12 +128,12 @@ def predict(
     - `rfdlc predict runs/a photos/ --out predictions.parquet --utility U.csv`
     - `rfdlc predict runs/a photos/ --out predictions.csv --abstain 0.7 --budget 5% --sets macro --coverage 0.9`
     - `rfdlc predict runs/a list.txt --out predictions.parquet --skip-broken`
+    - `rfdlc predict runs/a *.png --out predictions.csv`
     - `torchrun --nproc-per-node 8 -m rfdlc predict runs/a photos/ --out predictions.parquet`
     - `rfdlc predict runs/a patients.csv --out probabilities.csv`
     - `rfdlc predict runs/a photos/ --out predictions/ --engine ray --address auto`
     """
-    source, several = sources[0], f"{len(sources)} sources, {listing(sources, 3)}: expected one"
-    expect(len(sources) == 1, f"{several}: give their folder, or a list with one path per line (ls *.png > list.txt)")
+    source = sources[0] if len(sources) == 1 else sources
     on_ray = choose("engine", engine, ("local", "ray")) == "ray"
     expect(on_ray or address is None, f"--address {address} is for --engine ray: give that as well")
     check_writable(None if on_ray else out)

@@ -29,6 +29,7 @@ NAME_OR_PATH = "A data set's name (`digits-lt`) or a path."
 Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATH)]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Target = Annotated[str | None, Option(metavar="COLUMN", help="The class column of a table.")]
+ROOT = "Folder of a named data set; for a list of images, the folder that its paths are relative to."
 GROUPS = "CSV file or column of a table: samples that belong together."
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
@@ -48,7 +49,7 @@ JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.
 class SourceRequest:
     """How data are read: every field is an option of the command."""
 
-    root: Annotated[Path | None, Option("--root", help="Folder in which a named data set is looked for.")] = None
+    root: Annotated[Path | None, Option("--root", help=ROOT)] = None
     skip_broken: Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, report them.")] = False
     allow_links: Annotated[bool, Option("--allow-links", help="Accept links that leave a folder of images.")] = False
 

@@ -31,6 +31,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", 
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
 FITS, INTERPOLATIONS = ("crop", "pad", "stretch"), ("bilinear", "bicubic")
 PADDING = {1: (114,), 3: (124, 116, 104)}  # by channels: the mean of photographs, which normalisation takes to 0
+DECODING = 2  # another version of this file's decoding: cached squares of an earlier one are not used
 OVERSAMPLED = 1.5  # a JPEG is decoded at a fraction of its size that leaves this many times the pixels needed per side
 ORIENTATION = 0x0112  # EXIF's tag, whose values 2 to 8 mean these transpositions
 UPRIGHT = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
@@ -205,7 +206,7 @@ class ImageFiles:
         packed = self.packed
         files = (self.root / name for name in self.names) if packed is None else packed.files
         states = [_state(file) for file in files]
-        digest = blake2b(repr((self.shape, asdict(self.resizing))).encode(), digest_size=16)
+        digest = blake2b(repr((DECODING, self.shape, asdict(self.resizing))).encode(), digest_size=16)
         digest.update(np.array(states, dtype=np.int64).tobytes())
         digest.update(b"".join(part.tobytes() for part in self.names.packed))
         digest.update(b"" if packed is None else packed.places.tobytes())
@@ -265,12 +266,13 @@ def open_image(path: Path, content: bytes | None = None) -> "Image":
 def unusable(image: "Image") -> str:
     """Why these pixels would be wrong, with the fix; empty when they are right."""
     if getattr(image, "is_animated", False) and image.format != "MPO":  # a photograph with a preview is one picture
-        return f"the image is animated ({image.n_frames} frames): save one frame of it as its own file"
+        return "the image is animated, or has several pages: save one of them as its own file"
     if image.mode == "CMYK":
         return "the image is CMYK, for print, and would get wrong colours: convert it to RGB with its colour profile"
     # How pixels lie in the file, such as RGB;16B, is the argument, or the first argument, of each of pillow's tiles.
     if image.mode.startswith(("I", "F")) or any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())):
-        return "the image has 16 or more bits per channel: scale it to 8 bits, since only you know its range"
+        fix = "divide all images by the same largest value, times 255, and save them as uint8"
+        return f"the image has 16 or more bits per channel, and only you know the range that is used: {fix}"
     return "" if image.mode in GREY + COLOUR else f"the image has mode {image.mode}: convert it to grey or RGB"
 
 
@@ -317,13 +319,25 @@ def upright(image: "Image") -> "Image":
 
 def decoded(image: "Image", channels: int) -> "Image":
     """The pixels as 8-bit grey (1 channel) or RGB (3); damage is an error that names the file."""
+    name = getattr(image, "filename", "image")  # an image in memory has none
+    if image.format == "TIFF":
+        image.filename = ""  # by its name pillow would map the file into memory, with sides swapped if it is turned
     try:
         image.load()
     except Exception as error:  # a damaged file can fail in any way
-        name = getattr(image, "filename", "image")  # an image in memory has none
         raise BrokenImage(f"{name}: the image is truncated or corrupt ({error})") from None
-    mode = "L" if channels == 1 else "RGB"
+    image, mode = on_white(image) if image.has_transparency_data else image, "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)
+
+
+def on_white(image: "Image") -> "Image":
+    """Opaque, as a viewer shows it on a white page: the colours of transparent pixels are arbitrary."""
+    from PIL import Image
+
+    shown, page = image.convert("RGBA"), Image.new("RGBA", image.size, "white")
+    page.alpha_composite(shown)
+    page.info = shown.info  # its EXIF data
+    return page.convert("RGB")
 
 
 def resized(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:

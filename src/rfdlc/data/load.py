@@ -25,6 +25,7 @@ Reader = Callable[..., Dataset]
 Finder = Callable[[Path], Path]
 COMMON: dict[str, Any] = {"groups": (str | Path | None, None), "seed": (NonNegativeInt, 0)}  # options of every format
 COMMON["test_fraction"] = (Annotated[float, Field(ge=0, lt=1)], 0.2)
+LISTS = (image_lists.read_list, image_table.read)  # whose images lie in the root, where one is given
 IDS = ("id", "path", "file", "image", "name")
 GROUPS_FORMAT = "a CSV with the columns split,index,GROUP (index from 0 in each split) or id,GROUP"
 
@@ -96,7 +97,8 @@ def load(
         A name (`digits-lt`), a path, `(X, y)`, a dict of splits or arrays, a data frame; a data set of Hugging Face or
         torchvision, or any object with `len(data)` and `data[i]` -> (image or features, label), or a dict of these.
     root : str or Path, optional
-        The folder that contains a named data set; the current folder by default.
+        The folder that contains a named data set or the path, by default the current folder; of a list or table of
+        images, the folder that their paths are relative to, by default that of the list.
     groups : str or Path, optional
         A CSV file that says which samples belong together, or a column of a table.
     test_fraction, seed : float, int
@@ -112,7 +114,8 @@ def load(
     """
     reader, place = find_reader(source, root)
     checked = _validated(reader, {"groups": groups, "test_fraction": test_fraction, "seed": seed} | options, source)
-    data = reader(place, **{name: value for name, value in checked.items() if name in options_of(reader)})
+    of_images = [Path(root).expanduser()] if root is not None and reader in LISTS else []
+    data = reader(place, *of_images, **{name: value for name, value in checked.items() if name in options_of(reader)})
     if checked["groups"] is not None and "groups" not in options_of(reader):  # of a table, groups are a column
         data = _with_groups(data, Path(checked["groups"]).expanduser())
     data = replace(data, notes=(*data.notes, *_shared(data), *_alike(data.classes.names)))
@@ -134,6 +137,15 @@ def check_source(source: Any, root: str | Path | None, options: Mapping[str, Any
         names = dict.fromkeys(open_table(place, of_samples=True).names)
         roles = [checked.get(role) for role in ("target", "groups", "split", "time")]
         table.check_roles(str(place), names, *roles, *checked.get("drop", ()))
+
+
+def locate(source: str | Path, root: str | Path | None) -> Path:
+    """Where a path leads, inside the root. A list of images may lie elsewhere: then the root is that of its images."""
+    inside, path = Path() if root is None else Path(root).expanduser(), Path(source).expanduser()
+    if (inside / path).exists() or not path.exists():
+        return inside / path
+    listed = path.suffix.lower() == ".txt" or image_table.image_column(path, inside) is not None
+    return path if (image_lists.find_lists(path) if path.is_dir() else listed) else inside / path
 
 
 def _alike(names: Sequence[str]) -> list[str]:
@@ -163,7 +175,7 @@ def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
             return (items.read_rows if items.is_table(source) else items.read), source
         return (table.read if type(source).__name__ == "DataFrame" else arrays.from_memory), source
     inside = Path() if root is None else Path(root).expanduser()
-    path, names = inside / Path(source).expanduser(), sorted(known_names())
+    path, names = locate(source, root), sorted(known_names())
     for each in SOURCES:
         if str(source).lower() in each.names:
             return each.read, each.names[str(source).lower()](inside)
@@ -177,7 +189,8 @@ def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
         raise InputError(f"{str(source)!r} is neither a known data set nor an existing path ({path}): {known}")
     for each in SOURCES:
         if each.matches(path):
-            return each.read, path
+            listed = root is not None and each.read is table.read and image_table.image_column(path, inside) is not None
+            return (image_table.read if listed else each.read), path
     suffixes = dict.fromkeys((*OF_TABLES, *(suffix for each in SOURCES for suffix in each.suffixes)))
     raise InputError(f"{path}: files of this kind are not read: expected {listing(suffixes, 20)}, or a folder")
 

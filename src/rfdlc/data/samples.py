@@ -1,6 +1,7 @@
 """Samples to predict, in a fixed order, read chunk by chunk, so that memory does not grow with their number."""
 
 import hashlib
+import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from rfdlc.data.dataset import Dataset, Split, as_inputs, choose_split
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import CROPPED, ImageFiles, Packed, PackedText, Resizing
-from rfdlc.data.load import find_reader, known_names, load, options_of
+from rfdlc.data.load import find_reader, known_names, load, locate, options_of
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, shards
 from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, rows_of_splits, split_column
 from rfdlc.data.table import TableEncoder, text_column
@@ -23,6 +24,7 @@ from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import is_table, open_table, parquet_files, split_files
 
 AHEAD = 2  # chunks that are read while one is computed
+Sources = str | Path | Sequence[str | Path]  # several are image files
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 UNKNOWN = -1  # the label of a sample whose class is not known
@@ -82,16 +84,30 @@ def ahead(function: Callable[[Item], Found], items: Iterable[Item], count: int) 
             yield coming.popleft().result()
 
 
+def image_paths(source: Sources, root: str | Path | None = None) -> list[Path]:
+    """The image files that a source names; nothing for other sources. Several paths must all be image files."""
+    several = not isinstance(source, str | Path)
+    places = [locate(each, root) for each in ([source] if isinstance(source, str | Path) else source)]
+    others = [str(place) for place in places if not (place.is_file() and image_files.is_image(place.name))]
+    fix = "expected several image files, or one source: a folder, or a list with one path per line"
+    expect(not (several and others), f"{listing(others, 3)}: not an existing image file: {fix}")
+    return [] if others else places
+
+
 def open_samples(
-    source: str | Path, spec: InputSpec, *, root: str | Path | None = None, split: str | None = None,
+    source: Sources, spec: InputSpec, *, root: str | Path | None = None, split: str | None = None,
     skip_broken: bool = False, allow_links: bool = False,
 ) -> Samples:  # fmt: skip
     """Samples of any source, labelled or not, by default of the last split that it has."""
-    place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
+    if files := image_paths(source, root):
+        expect(split is None, f"{files[0]}: an image file has no split {split!r}: leave it out")
+        return _folder(*image_files.common_folder(files), spec, skip_broken)
+    assert isinstance(source, str | Path)
+    place, folder = locate(source, root), None if root is None else Path(root).expanduser()
     images = len(spec.input_shape) == 3
-    if images and (column := image_table.image_column(place)) is not None:
+    if images and (column := image_table.image_column(place, folder)) is not None:
         target = _target(place, spec, [column])
-        given = place, column, target, split, spec.classes.names, allow_links
+        given = place, column, target, split, spec.classes.names, allow_links, folder
         return of_files(*image_table.find_images(*given), spec, skip_broken)
     if (made := embedded.metadata(place)) is not None and spec.encoder is None:
         return _embedded(place, spec, split, made["embedding"])
@@ -103,15 +119,14 @@ def open_samples(
         trained = f"{'images' if images else 'arrays'} of shape {spec.input_shape}"
         expect(spec.encoder, f"{place} is a table, but this model was trained on {trained}: expected {wanted}")
         return _table(place, spec, split)
-    if place.is_file() and image_files.is_image(place.name):
-        return _folder(place, spec, split, skip_broken, allow_links)
     reader, found = find_reader(source, root)
     if reader is image_files.read_folder:
-        return _folder(found, spec, split, skip_broken, allow_links)
+        return _folder(*image_files.find_images(found, split, allow_links), spec, skip_broken)
     if reader is image_lists.read_list:
         whole = str(source).lower() in known_names()  # found by its training list, which stands for all of them
         file = image_lists.list_file(found, split, whole=whole)
-        return of_files(*image_lists.find_listed_images(file, spec.classes.names, allow_links), spec, skip_broken)
+        listed = image_lists.find_listed_images(file, spec.classes.names, allow_links, folder)
+        return of_files(*listed, spec, skip_broken)
     if reader in (arrays.read, arrays.read_npy):
         return _arrays(found, spec, split)
     sized: dict[str, Any] = {"image_size": spec.input_shape[-1]} if "image_size" in options_of(reader) else {}
@@ -122,9 +137,9 @@ def open_splits(
     source: str | Path, spec: InputSpec, *, root: str | Path | None = None, target: str | None = None, **options: Any
 ) -> tuple[dict[str, Samples], tuple[str, ...]]:
     """All splits of a source of images ("" where it has none), and the names of its classes, as they are found."""
-    place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
+    place, folder = locate(source, root), None if root is None else Path(root).expanduser()
     splits, names, features = [""], list[str](), f"{source}: holds features, not images: there is nothing to embed"
-    table = image_table.image_column(place) is not None
+    table = image_table.image_column(place, folder) is not None
     named = table or target is None or shards.holds_shards(place)
     expect(named, f"target {target!r} is a column of a table of images, but {source} is not one")
     if table:
@@ -136,15 +151,15 @@ def open_splits(
         names = sorted({str(text) for column in texts for text in column if text is not None})
         if (column := split_column(file.names)) is not None:
             splits = splits_in(file, column)
-    elif not (place.is_file() and image_files.is_image(place.name)):
+    elif not image_paths(source, root):
         reader, found_at = find_reader(source, root)
         if reader is image_files.read_folder:
             splits, names = image_files.folder_splits(found_at, options.get("allow_links", False))
         elif reader is image_lists.read_list:
-            files, names = image_lists.list_splits(found_at)
+            files, names = image_lists.list_splits(found_at, folder)
             known = replace(spec, classes=Classes(tuple(names)))
             skip, links = options.get("skip_broken", False), options.get("allow_links", False)
-            lists = {split: image_lists.find_listed_images(file, names, links) for split, file in files.items()}
+            lists = {split: image_lists.find_listed_images(file, names, links, folder) for split, file in files.items()}
             return {split: of_files(*found, known, skip) for split, found in lists.items()}, tuple(names)
         elif reader is shards.read:
             splits, names = shards.list_splits(found_at, target)
@@ -177,13 +192,14 @@ def _in_memory(one: Split) -> Samples:
     return Samples(one.labels, one.ids is not None, mark, lambda rows: Chunk(one.take(np.array(rows))))
 
 
-def holds_features(source: str | Path, root: str | Path | None = None) -> bool:
+def holds_features(source: Sources, root: str | Path | None = None) -> bool:
     """Whether a source holds features (or another table) rather than images."""
-    place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
-    if place.is_file() and image_files.is_image(place.name):
+    if image_paths(source, root):
         return False
+    assert isinstance(source, str | Path)
+    place, folder = locate(source, root), None if root is None else Path(root).expanduser()
     if is_table(place):
-        return image_table.image_column(place) is None and not shards.holds_shards(place)
+        return image_table.image_column(place, folder) is None and not shards.holds_shards(place)
     reader, found = find_reader(source, root)
     if reader not in (arrays.read, arrays.read_npy):
         return False
@@ -197,9 +213,8 @@ def split_of(data: Dataset, split: str | None, classes: Classes) -> Split:
     return Split(found.inputs, _matched(found.labels, data.classes.names, classes), found.ids)
 
 
-def _folder(path: Path, spec: InputSpec, split: str | None, skip_broken: bool, allow_links: bool) -> Samples:
+def _folder(root: Path, below: str, names: PackedText, spec: InputSpec, skip_broken: bool) -> Samples:
     """A folder named after a class labels its images."""
-    root, below, names = image_files.find_images(path, split, allow_links)
     place = {name: i for i, name in enumerate(spec.classes.names)}
     inside = (name.removeprefix(below).split("/") for name in names)
     labels = np.fromiter((place.get(steps[0], UNKNOWN) if len(steps) > 1 else UNKNOWN for steps in inside), np.int64)
@@ -216,6 +231,9 @@ def of_files(
     fix = "give it an array of such images (.npy, .npz)"
     expect(shape[-1] == shape[-2], f"{root} holds image files, which become squares, but {trained}: {fix}")
     files = ImageFiles(root, names, shape[-1], shape[0], spec.resizing, packed=packed)
+    there = packed is not None or not names or any(os.path.isfile(root / name) for name in names[:100])
+    fix = image_files.RELATIVE.format("DIR")  # one missing image would be broken: without any, the folder is wrong
+    expect(there, f"{root}: holds none of the images, such as {listing(names[:1])}: {fix}")
 
     def read(rows: range) -> Chunk:
         images, wrong = files[np.array(rows)].decode()

@@ -136,6 +136,14 @@ def class_columns(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if name not in others]
 
 
+def check_class_names(names: Sequence[str]) -> None:
+    """Raise for a class that tables of predictions could not tell from another column."""
+    reserved = (*BOOK_KEEPING, *DECIDED, *DETAILS, *LOGGED, KIND)
+    clash = listing([repr(name) for name in names if name in reserved])
+    fix = "rename it in the data, and train; a model that was trained so predicts to .npz"
+    expect(not clash, f"a class is called {clash}, as a column of tables of predictions is: {fix}")
+
+
 def column_order(columns: list[str], classes: Classes, where: str, *, others: bool = False) -> list[int]:
     """The position of each class among the columns; unless `others` are allowed, the rest must be `id` or `target`."""
     doubled, known = repeated(columns), set(classes.names)

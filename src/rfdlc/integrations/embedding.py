@@ -58,8 +58,8 @@ def embed(
     Parameters
     ----------
     source, root, target
-        A folder, list or table of images, arrays of images, or the name of a data set; the folder in which to find it;
-        the class column of a table. All splits are embedded.
+        A folder, list or table of images, arrays of images, or the name of a data set; its folder, or that of a
+        list's images; the class column of a table. All splits are embedded.
     out
         `.parquet`, or `.npz`, which needs no pyarrow.
     backbone, pretrained, options

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from rfdlc.data.samples import Samples
+from rfdlc.data.load import locate
+from rfdlc.data.samples import Samples, Sources, image_paths
+from rfdlc.data.sources.image_files import common_folder
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorEstimate, PriorLike
 from rfdlc.decide.rules import largest
-from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, DECIDED, DETAILS, KIND, RAW
+from rfdlc.decide.scores import CORRECTED, DECIDED, DETAILS, KIND, RAW, check_class_names
 from rfdlc.decide.sets import set_texts
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect, listing
@@ -51,7 +53,7 @@ class Predicted:
 
 
 def predict(
-    run: str | Path, source: str | Path, out: str | Path, *, split: str | None = None, root: str | Path | None = None,
+    run: str | Path, source: Sources, out: str | Path, *, split: str | None = None, root: str | Path | None = None,
     utility: Utility | None = None, target_prior: PriorLike | None = None, decider: Decider | None = None,
     raw: bool = False, skip_broken: bool = False, allow_links: bool = False, backbone: OwnBackbone | None = None,
 ) -> Predicted:  # fmt: skip
@@ -60,11 +62,11 @@ def predict(
     Parameters
     ----------
     run, source
-        The run folder; a folder or list of images, one image, a table, arrays, or the name of a data set.
+        The run folder; a folder or list of images, image files, a table, arrays, or the name of a data set.
     out
         `.parquet` or `.csv`: calibrated probabilities and the decided action. `.npz`: logits, computed in memory.
     split, root
-        `train`, `val` or `test`, by default the last that the source has; the folder in which to find the source.
+        `train`, `val` or `test`, by default the last there is; the folder of the source, or of a list's images.
     utility, target_prior
         What a table is decided for, by default as the run; the prior "estimate" is estimated from these samples.
     decider
@@ -120,7 +122,7 @@ def predict(
 
 
 def warn_of_training(
-    run: str | Path, source: str | Path, count: int, root: str | Path | None = None, split: str | None = None
+    run: str | Path, source: Sources, count: int, root: str | Path | None = None, split: str | None = None
 ) -> None:
     """Say how many of `count` samples the run was trained on."""
     if seen := trained_on(Run(run), source, root, split, count):
@@ -128,13 +130,13 @@ def warn_of_training(
         warnings.warn(f"{seen:,} of {count:,} samples were in the run's training data: {fix}", stacklevel=3)
 
 
-def trained_on(run: Run, source: str | Path, root: str | Path | None, split: str | None, count: int) -> int:
+def trained_on(run: Run, source: Sources, root: str | Path | None, split: str | None, count: int) -> int:
     """How many of `count` samples the run was trained or calibrated on, as their place tells: copies are not known."""
     data = run.metadata["data"]
     if "source" not in data or not isinstance(data["fingerprint"], dict):  # in memory, or of an earlier version
         return 0
-    places = (root, source), (data.get("root"), data["source"])
-    inside, own = ((Path(folder or "").expanduser() / Path(name).expanduser()).resolve() for folder, name in places)
+    files, own = image_paths(source, root), locate(data["source"], data.get("root")).resolve()
+    inside = common_folder(files)[0] if files else locate(str(source), root).resolve()
     if not inside.is_relative_to(own):
         return 0
     below = inside.relative_to(own).parts  # a folder or table of one split, or nothing
@@ -162,8 +164,7 @@ class Table:
         classes = model.classes.names
         given = {"reason": bool((decider.utility.decided_class < 0).any())}
         details = [name for name in DETAILS if given.get(name, decider.sets is not None)]
-        clash = listing(set(classes) & {*BOOK_KEEPING, *DECIDED, *details, KIND})
-        expect(not clash, f"a class is called {clash}, as a column of the table is: write .npz instead")
+        check_class_names(classes)
         known = {"id": named, "target": labelled}
         names = [name for name in ("id", *classes, "target", *DECIDED, *details, KIND) if known.get(name, True)]
         prior = decider.train_prior if raw else decider.decided_prior

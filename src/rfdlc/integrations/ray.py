@@ -149,7 +149,7 @@ def stacked(samples: Any, shape: Sequence[int]) -> Any:
 
 
 def predict_source(
-    run: str | Path, source: str | Path, out: str | Path, *, address: str | None = None, actors: int | None = None,
+    run: str | Path, source: Any, out: str | Path, *, address: str | None = None, actors: int | None = None,
     utility: Utility | None = None, target_prior: PriorLike | None = None, decider: Decider | None = None,
     raw: bool = False, **where: Any,
 ) -> "Predicted":  # fmt: skip
@@ -169,7 +169,7 @@ def predict_source(
     warn_of_training(run, source, len(samples), where.get("root"), where.get("split"))
     decide_by(model, samples, utility, target_prior, decider)
     starts = range(0, len(samples), PART_ROWS)
-    given: dict[str, Any] = {"run": str(run), "source": str(source), "decider": model.decider, "raw": raw}
+    given: dict[str, Any] = {"run": str(run), "source": source, "decider": model.decider, "raw": raw}
     given |= {"folder": os.getcwd(), "where": where}
     parts = ray.data.from_items([{"start": first} for first in starts], override_num_blocks=len(starts))
     options = _actors({"batch_size": 1} | ({} if actors is None else {"concurrency": actors}))
@@ -187,7 +187,7 @@ def predict_source(
 class PredictPart:
     """Predicts parts of a source by their first sample, as `rfdlc.predict` does."""
 
-    def __init__(self, run: str, source: str, decider: Decider, raw: bool, folder: str, where: dict[str, Any]) -> None:
+    def __init__(self, run: str, source: Any, decider: Decider, raw: bool, folder: str, where: dict[str, Any]) -> None:
         from rfdlc.integrations.predicting import Table
         from rfdlc.training.model import Model
 

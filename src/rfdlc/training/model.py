@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rfdlc.data.dataset import Dataset, Normalisation, Split, as_inputs
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles, Resizing
-from rfdlc.data.samples import Chunk, InputSpec, Samples, holds_features, of_files, open_samples, split_of
+from rfdlc.data.samples import Chunk, InputSpec, Samples, Sources, holds_features, of_files, open_samples, split_of
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.decide.decider import Decider
@@ -143,7 +143,7 @@ class Model:
             A Dataset, a Split, an array (N, ...), a table (file, data frame, columns by name), or the name or path of
             data, for example a folder or list of images or one image. Rows of a table are encoded as the training rows.
         split, root
-            Which split (by default the last), and where to look for a named data set.
+            Which split (by default the last), and the folder of a named data set or of a list's images.
         skip_broken, allow_links
             Leave out broken images; accept links that leave a folder of images.
         """
@@ -156,10 +156,14 @@ class Model:
             return self.predict_samples(of_files(*given))
         return self._predict(found)
 
-    def open_samples(self, source: str | Path, **options: Any) -> Samples:
-        """The samples at a path, in the form that this model needs."""
+    def open_samples(self, source: Sources, **options: Any) -> Samples:
+        """The samples at a path, or in several image files, in the form that this model needs."""
         other = f"a {type(source).__name__} is not a path: expected a folder, a file or a data set's name"
-        expect(isinstance(source, str | Path), f"{other}; samples in memory are for Model.load(run).predict")
+        paths = source if isinstance(source, list | tuple) else [source]
+        expect(
+            all(isinstance(path, str | Path) for path in paths),
+            f"{other}; samples in memory are for Model.load(run).predict",
+        )
         if self.embedding is None or holds_features(source, options.get("root")):
             return open_samples(source, self._spec, **options)
         _ = self.embedder  # raises where its weights are not there

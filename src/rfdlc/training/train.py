@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rfdlc.decide.scores import check_class_names
 from rfdlc.errors import InputError, expect, listing, repeated
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
@@ -189,6 +190,7 @@ def prepare_runs(
         views = [(start.preprocessing, sizes_for(data, root, config, start)) for config, start in pairs]
         expect(all(view == views[0] for view in views), apart)
         given, options = load_for(data, root, options, early[0], starts[0])
+        check_class_names(given.classes.names)
         trainer = Trainer(given, backbone=backbone, group=group, networks=networks)
         runs = [Run(spec.out, group.main) for spec in specs]
         for run, spec, start in zip(runs, specs, starts, strict=True):

@@ -402,6 +402,39 @@ def test_a_process_that_comes_when_all_is_done(run, photos, tmp_path, monkeypatc
 # -- sources -----------------------------------------------------------------------------------------------------------
 
 
+def test_several_images_and_one(run, photos, tmp_path, monkeypatch):
+    """As the shell expands *.png: rows in the given order, ids below the common folder, whose folders give labels."""
+    monkeypatch.chdir(photos)
+    out, names = tmp_path / "p.csv", ["3/3.png", "1/1.png", "1/11.png"]
+    assert CliRunner().invoke(app, ["predict", str(run), *names, "--out", str(out)]).exit_code == 0
+    table, (found, p) = rfdlc.Predictions.load(out), expected(run, photos)
+    assert table.ids.tolist() == names
+    assert table.targets.tolist() == [3, 1, 1]
+    rows = [found.ids.tolist().index(name) for name in names]
+    np.testing.assert_allclose(table.scores.values[0], p[rows], atol=1e-6)
+    assert (
+        CliRunner()
+        .invoke(app, ["predict", str(run), "1.png", "11.png", "--root", "1", "--out", str(tmp_path / "q.csv")])
+        .exit_code
+        == 0
+    )
+    assert rfdlc.Predictions.load(tmp_path / "q.csv").ids.tolist() == ["1.png", "11.png"]
+    assert CliRunner().invoke(app, ["predict", str(run), "3/3.png", "--out", str(tmp_path / "one.csv")]).exit_code == 0
+    one = rfdlc.Predictions.load(tmp_path / "one.csv")
+    assert one.ids.tolist() == ["3.png"]
+    np.testing.assert_allclose(one.scores.values[0], p[rows[:1]], atol=1e-6)
+
+
+def test_several_sources_are_images(run, photos, tmp_path):
+    for other in (photos / "1", photos / "none.png", photos / "plain.doc"):
+        with pytest.raises(
+            rfdlc.InputError, match=f"{other}: not an existing image file: expected several image files"
+        ):
+            rfdlc.predict(run, [photos / "3" / "3.png", other], tmp_path / "p.csv")
+    with pytest.raises(rfdlc.InputError, match=r"3.png: an image file has no split 'test': leave it out"):
+        rfdlc.predict(run, [photos / "3" / "3.png"], tmp_path / "p.csv", split="test")
+
+
 def test_lists_with_and_without_labels(run, photos, tmp_path):
     names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
     plain, labelled = photos / "plain.txt", photos / "My_test.txt"

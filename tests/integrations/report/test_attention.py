@@ -6,9 +6,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import rfdlc
 from rfdlc.data.loader import Normaliser
+from rfdlc.integrations.report import attention
 from rfdlc.integrations.report.attention import grad_cam, overlaid
 
 
@@ -104,6 +106,14 @@ def test_other_networks_and_runs_have_no_maps(tmp_path):
     assert grad_cam(model, small, labels) is None
     page = rfdlc.report(tmp_path / "mlp", out=tmp_path / "report.html", images=rfdlc.load((small, labels)).test.array)
     assert '"attention":{}' in page.read_text()
+
+
+def test_photographs_are_turned_once(trained, tmp_path):
+    exif, held = Image.Exif(), np.arange(256, dtype=np.uint8).reshape(16, 16)
+    exif[0x0112] = 6  # the camera was turned to the right
+    Image.fromarray(held).save(tmp_path / "a.png", exif=exif)
+    seen = attention._inputs(trained[0], tmp_path, np.array([0]), ["a.png"])
+    np.testing.assert_array_equal(seen[0, 0], np.rot90(held, -1))
 
 
 def test_colours_are_where_the_map_is():

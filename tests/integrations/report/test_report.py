@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc import Classes, Decider, InputError, Predictions, Utility
@@ -147,6 +148,37 @@ def test_a_photograph_is_shown_upright(tmp_path):
     assert Image.open(io.BytesIO(shown)).size == (48, 144)
 
 
+@pytest.mark.parametrize("source", ["photos", "list.txt"])
+def test_the_command_names_the_folder_of_the_images(tmp_path, source):
+    """They are not shown unasked."""
+    from PIL import Image
+
+    run, root = tmp_path / "run", str(tmp_path / "photos") if source == "list.txt" else None
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    run.mkdir()
+    (tmp_path / "list.txt").write_text("a/0.png 0")
+    Image.new("L", (8, 8)).save(tmp_path / "photos" / "a" / "0.png")
+    rfdlc.Predictions(probabilities=[[0.1, 0.9]], targets=[0], ids=["a/0.png"]).save(run / "predictions.npz")
+    (run / "config.json").write_text(json.dumps({"data": {"source": str(tmp_path / source), "root": root}}))
+    words = ["report", str(run), "-o", str(tmp_path / "r.html"), "--bootstrap", "0"]
+    shown = " ".join(CliRunner().invoke(app, words).stdout.split())
+    assert f"next: --images {tmp_path / 'photos'} puts the images" in shown
+    assert not data_of(tmp_path / "r.html")["runs"][0]["thumbnails"]
+    assert "next:" not in CliRunner().invoke(app, [*words, "--images", str(tmp_path / "photos")]).stdout
+    (tmp_path / "photos" / "a" / "0.png").unlink()
+    assert "next:" not in CliRunner().invoke(app, words).stdout
+
+
+def test_transparent_pixels_are_white_in_thumbnails(tmp_path):
+    from PIL import Image
+
+    Image.new("RGBA", (20, 20), (0, 90, 0, 0)).save(tmp_path / "a.png")
+    wrong = rfdlc.Predictions(probabilities=[[0.9, 0.1]], targets=[1], ids=["a.png"])
+    data = data_of(rfdlc.report(wrong, None, tmp_path / "r.html", images=tmp_path, bootstrap=0))
+    shown = base64.b64decode(data["runs"][0]["thumbnails"]["0"].partition(",")[2])
+    assert Image.open(io.BytesIO(shown)).getpixel((0, 0)) == (255, 255, 255)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -192,8 +224,6 @@ def test_one_sample_one_class_and_equal_counts(tmp_path):
 
 
 def test_command_line_writes_the_report_and_prints_json(tmp_path, predictions):
-    from typer.testing import CliRunner
-
     folder, out = make_folder(tmp_path / "a", predictions), tmp_path / "r.html"
     result = CliRunner().invoke(
         app, ["report", str(folder), str(folder), "-o", str(out), "--abstain", "0.2", "--bootstrap", "0", "--json"]

@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+import mimetypes
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ import pytest
 from PIL import Image
 
 import rfdlc
+from rfdlc.data.images import SUFFIXES, fitted, open_image, planes
 from rfdlc.integrations.server.backend import Answer, open_backend
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
@@ -86,6 +89,62 @@ def test_images(client, served, model, samples, tmp_path):
         status, _, body = served.ask(file, Content_Type=kind)
         assert status == 200
         check(json.loads(body), model, samples[1:2])
+
+
+@pytest.mark.parametrize("kind", sorted(SUFFIXES))
+def test_what_training_reads_is_decided(served, model, kind, tmp_path):
+    path = tmp_path / f"digit{kind}"
+    Image.fromarray(np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)).save(path)
+    shown = planes(fitted(open_image(path), 8, 1))[None]
+    sent = mimetypes.guess_type(path)[0]
+    for body, headers in ((path.read_bytes(), {"Content_Type": sent}), form(path.read_bytes())):
+        status, _, answer = served.ask(body, **headers)
+        assert status == 200, answer
+        check(json.loads(answer), model, shown)
+
+
+def form(*files, boundary="x-7", field='name="file"; filename="a.png"'):
+    """As curl -F sends files; returns the body and its content type."""
+    parts = [f"--{boundary}\r\nContent-Disposition: form-data; {field}\r\n\r\n".encode() + file for file in files]
+    body = b"\r\n".join([*parts, f"--{boundary}--\r\n".encode()])
+    return body, {"Content_Type": f'multipart/form-data; boundary="{boundary}"'}
+
+
+def test_a_form_with_several_files(served, model, samples):
+    body, headers = form(*(png(image) for image in samples[:5]))
+    status, _, answer = served.ask(b"preamble\r\n" + body + b"epilogue", **headers)
+    assert status == 200
+    check(json.loads(answer), model, samples[:5])
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_forms_of_curl(served, model, samples, tmp_path):
+    for i in range(2):
+        (tmp_path / f"{i}.png").write_bytes(png(samples[i]))
+    words = ["curl", "-s", *(word for i in range(2) for word in ("-F", f"file=@{tmp_path}/{i}.png"))]
+    check(json.loads(subprocess.check_output([*words, f"{served.url}/decide"])), model, samples[:2])
+
+
+def test_forms_of_web_pages_of_other_origins_are_refused(served, backend, start, samples):
+    """Browsers send them without asking; other bodies they do not. A token cannot be sent so."""
+    body, headers = form(png(samples[0]))
+    for origin in ("http://evil.example", "null", "https://127.0.0.1.evil.example", "http://127.0.0.1"):
+        assert served.ask(body, Origin=origin, **headers)[0] == 403
+    assert served.ask(body, Origin=served.url, **headers)[0] == 200
+    token = "a-long-enough-token"
+    with start(backend, token=token) as guarded:
+        known = {"Authorization": f"Bearer {token}"}
+        assert guarded.ask(body, Origin="http://evil.example", **headers)[0] == 401
+        assert guarded.ask(body, Origin="http://app.example", **known, **headers)[0] == 200
+
+
+def test_transparent_pixels_are_white(client, model, samples):
+    pixels, buffer = np.repeat(samples[0].transpose(1, 2, 0), 4, axis=2), io.BytesIO()
+    pixels[..., 3] = 255 * (np.arange(8) < 4)
+    Image.fromarray(pixels).save(buffer, "PNG")
+    shown = samples[:1].copy()
+    shown[..., 4:] = 255
+    check(client.decide(images=[buffer.getvalue()]), model, shown)
 
 
 def test_a_utility_in_the_request(client, model, samples):
@@ -192,8 +251,8 @@ def test_documents(served):
     assert json.loads(served.ask(method="GET", path="/ready")[2])["ready"] is True
     document = json.loads(served.ask(method="GET", path="/openapi.json")[2])
     content = document["paths"]["/decide"]["post"]["requestBody"]["content"]
-    images = {f"image/{kind}" for kind in ("png", "jpeg", "webp", "bmp", "x-portable-pixmap")}
-    assert set(content) == {"application/json", *images}
+    kinds = ("png", "jpeg", "tiff", "webp", "bmp", "gif", "x-portable-pixmap", "x-portable-graymap")
+    assert set(content) == {"application/json", "multipart/form-data", *(f"image/{kind}" for kind in kinds)}
     schema = content["application/json"]["schema"]
     assert {"arrays", "images", "probabilities", "utility"} == set(schema["properties"])
     assert "$ref" not in json.dumps(schema)  # it would point into the document, where there is no such thing

@@ -44,6 +44,18 @@ def deep_colour():
     return png((4, 4, 16, 2, 0, 0, 0), (b"\0" + b"\x12\x34" * 12) * 4)
 
 
+def pages():
+    """A TIFF with a directory for each of 20,000 pages: pillow would count them in quadratic time."""
+    first = Image.open(io.BytesIO(image_file(kind="TIFF")))
+    content = bytearray(image_file(kind="TIFF"))
+    last = first.tag_v2._offset + 2 + 12 * len(first.tag_v2)  # where the offset of the next directory is
+    for _ in range(20_000):
+        content[last : last + 4] = struct.pack("<I", len(content))
+        last = len(content) + 2
+        content += struct.pack("<HI", 0, 0)
+    return bytes(content)
+
+
 def coded(data):
     return base64.b64encode(data).decode()
 
@@ -88,7 +100,9 @@ JSON_BODIES = {
     "print colours": {"images": [coded(image_file(mode="CMYK", kind="JPEG"))]},
     "16 bits in colour": {"images": [coded(deep_colour())]},
     "16 bits": {"images": [coded(image_file(mode="I;16"))]},
-    "another format": {"images": [coded(image_file(kind="GIF"))]},
+    "16 bits in a TIFF": {"images": [coded(image_file(mode="I;16", kind="TIFF"))]},
+    "many pages": {"images": [coded(pages())]},
+    "another format": {"images": [coded(image_file(kind="TGA"))]},
     "negative": {"probabilities": [[-0.1, 1.1] + [0] * 8]},
     "no sum": {"probabilities": [[0.5] * 10]},
     "too few classes": {"probabilities": [[0.5, 0.5]]},
@@ -111,6 +125,37 @@ def test_bodies(served, name):
     assert json.loads(answer)["detail"]
 
 
+HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n'
+FORMS = {
+    "no boundary": ("multipart/form-data", HEAD + image_file() + b"\r\n--b--"),
+    "an empty boundary": ('multipart/form-data; boundary=""', HEAD + image_file() + b"\r\n--b--"),
+    "another boundary": ("multipart/form-data; boundary=c", HEAD + image_file() + b"\r\n--b--"),
+    "nothing": ("multipart/form-data; boundary=b", b""),
+    "no parts": ("multipart/form-data; boundary=b", b"--b--\r\n"),
+    "cut off": ("multipart/form-data; boundary=b", HEAD + image_file()),
+    "no end of headers": ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data\r\n--b--"),
+    "text": ("multipart/form-data; boundary=b", HEAD + SECRET.encode() + b"\r\n--b--"),
+    "odd characters": ("multipart/form-data; boundary*=utf-16''%ff%00b", HEAD + image_file() + b"\r\n--b--"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(served, name):
+    kind, body = FORMS[name]
+    status, _, answer = served.ask(body, Content_Type=kind)
+    assert status == 422, answer
+    assert SECRET.encode() not in answer
+    assert "expected" in json.loads(answer)["detail"]
+
+
+def test_a_form_has_as_many_files_as_a_request_has_samples(served):
+    part, end = HEAD + image_file() + b"\r\n", b"--b--\r\n"
+    assert served.ask(256 * part + end, Content_Type="multipart/form-data; boundary=b")[0] == 200
+    for count in (257, 100_000):
+        assert served.ask(count * part + end, Content_Type="multipart/form-data; boundary=b")[0] == 413
+    assert served.ask(HEAD + bomb() + b"\r\n" + end, Content_Type="multipart/form-data; boundary=b")[0] == 413
+
+
 def test_bombs_are_too_large(served):
     for size in ((60_000, 60_000), (6000, 6000)):
         assert served.ask({"images": [coded(bomb(*size))]})[0] == 413
@@ -119,7 +164,7 @@ def test_bombs_are_too_large(served):
 
 def test_sizes_and_kinds(served):
     assert served.ask(b"x" * (17 * 2**20))[0] == 413
-    for kind in ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded", "", "image/gif"):
+    for kind in ("text/plain", "multipart/mixed", "application/x-www-form-urlencoded", "", "image/heic"):
         assert served.ask({"arrays": GOOD}, Content_Type=kind)[0] == 415
     assert served.ask({"arrays": GOOD}, path="/decide?full=" + SECRET)[0] == 422
     assert served.ask({"arrays": GOOD}, path="/nothing")[0] == 404

@@ -25,6 +25,7 @@ FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; m
 CENTRE = 224 / 256  # of streamed images in evaluation: what resize 256 and centre crop 224 leave
 PADDED_FROM = 0.1  # images are padded where more than this fraction of the training images is longer than 2:1
 HEADERS_READ = 50_000  # of more files, this many are opened; `rfdlc inspect` looks at all of them
+RELATIVE = "expected paths relative to the list, or to the folder that --root {} names (root in Python)"
 ENDINGS = f"files ending in {listing(sorted(SUFFIXES), 20)}"
 
 
@@ -84,15 +85,21 @@ def read_folder(
 
 def find_images(path: Path, split: str | None = None, allow_links: bool = False) -> tuple[Path, str, PackedText]:
     """Images to predict: the root, where below it they lie (`test/`, or nothing), and their names below the root."""
-    root = (path if path.is_dir() else path.parent).resolve()
-    places = _split_folders(root, allow_links) if path.is_dir() else {"train": root}
+    root = path.resolve()
+    places = _split_folders(root, allow_links)
     whole = places == {"train": root}
     expect(not whole or split is None, f"{path} has no split {split!r}: expected a folder {path}/{split}")
     place = root if whole else places[choose_split(str(path), places, split)]
-    found = track(_all_images(place, root, allow_links), "Listing images") if path.is_dir() else [path.name]
-    names = PackedText(found)
+    names = PackedText(track(_all_images(place, root, allow_links), "Listing images"))
     expect(len(names), f"{path}: holds no image: expected {ENDINGS}")
     return root, "" if whole else f"{place.name}/", names
+
+
+def common_folder(files: Sequence[Path]) -> tuple[Path, str, PackedText]:
+    """As `find_images`, of some files: the root is the folder that holds all of them."""
+    places = [file.parent.resolve() / file.name for file in files]
+    root = Path(os.path.commonpath([place.parent for place in places]))
+    return root, "", PackedText(place.relative_to(root).as_posix() for place in places)
 
 
 def folder_splits(path: Path, allow_links: bool = False) -> tuple[list[str], list[str]]:
@@ -161,8 +168,7 @@ def listed_name(
                 contents[folder] = frozenset(os.listdir(root / folder))
         found = file in contents[folder]
         here = not found and os.path.isfile(name)  # False for a name that is too long, too
-        hint = f"; it is relative to the current folder: move the list to {Path.cwd()}" if here else ""
-        expect(found, f"the file {root / name} does not exist: expected a path relative to {root}{hint}")
+        expect(found, f"the file {root / name} does not exist: {RELATIVE.format(Path.cwd() if here else 'DIR')}")
     return name
 
 

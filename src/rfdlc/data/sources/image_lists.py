@@ -49,16 +49,17 @@ def find_named_list(root: Path, name: str) -> Path:
 
 
 def read_list(
-    path: Path, *, image_size: PositiveInt | None = None, fit: Fit = "auto", interpolation: Interpolation = "bilinear",
-    cache: Path | None = None, skip_broken: bool = False, allow_links: bool = False,
+    path: Path, root: Path | None = None, *, image_size: PositiveInt | None = None, fit: Fit = "auto",
+    interpolation: Interpolation = "bilinear", cache: Path | None = None, skip_broken: bool = False,
+    allow_links: bool = False,
 ) -> Dataset:  # fmt: skip
-    """A training list (of a folder, the one in it) and, beside it, those of val and test; paths are relative to it."""
+    """A training list (of a folder, the one in it), and those beside it; paths are relative to the root, or to it."""
     path = list_file(path, "train") if path.is_dir() else path
     stem, split = _stem_and_split(path)
     files = find_lists(path.parent).get(stem, {}) if split is not None else {"train": path}
     beside = path.with_name(f"{stem}_train.txt")
     expect(path in files.values(), f"{path}: there is no training list beside it: expected {beside}")
-    root = path.parent.resolve()
+    root = (root or path.parent).resolve()
     broken: list[str] = []
     listed = {name: _list_entries(file, root, broken, allow_links) for name, file in files.items()}
     usable = any(listed.values()) or (broken and not skip_broken)
@@ -86,20 +87,20 @@ def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
     return files[choose_split(str(path), files, split)]
 
 
-def list_splits(path: Path) -> tuple[dict[str, Path], list[str]]:
+def list_splits(path: Path, root: Path | None = None) -> tuple[dict[str, Path], list[str]]:
     """The lists of a data set by split ("" for one list alone), and the names of the classes in them."""
     path = list_file(path, "train") if path.is_dir() else path
     files = find_lists(path.parent).get(_stem_and_split(path)[0], {})
     files = files if path in files.values() else {"": path}
-    entries = {split: _list_entries(file, path.parent.resolve(), [], True) for split, file in files.items()}
+    entries = {split: _list_entries(file, (root or path.parent).resolve(), [], True) for split, file in files.items()}
     return files, _class_names(entries)
 
 
 def find_listed_images(
-    path: Path, class_names: Sequence[str], allow_links: bool = False
+    path: Path, class_names: Sequence[str], allow_links: bool = False, root: Path | None = None
 ) -> tuple[Path, PackedText, NDArray[np.int64]]:
     """Images to predict: root, names, labels (-1: none), which agree with folders named after classes."""
-    root, labels = path.parent.resolve(), array("q")
+    root, labels = (root or path.parent).resolve(), array("q")
     place = {name: i for i, name in enumerate(class_names)}
 
     def names() -> Iterator[str]:

@@ -20,8 +20,8 @@ FEW_COLUMNS, BEGINNING = 20, 2**16  # of a list of images, whatever the column o
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
 
 
-def image_column(path: Path) -> str | None:
-    """The column of a table that holds paths of images, if there is one."""
+def image_column(path: Path, root: Path | None = None) -> str | None:
+    """The column of a table that holds paths of images, relative to the root or to the table, if there is one."""
     if path.is_dir() or not is_table(path) or image_bytes(path) is not None:
         return None
     file = open_table(path, of_samples=True)
@@ -33,18 +33,20 @@ def image_column(path: Path) -> str | None:
     for batch in islice(file.batches() if usual or others else (), 1):
         for name in (*usual, *others):
             texts = [text for text in text_column(batch.column(name).slice(0, 100)) if text is not None]
-            if texts and all(map(is_image, texts)) and (name in usual or (path.parent / texts[0]).is_file()):
+            if texts and all(map(is_image, texts)) and (name in usual or ((root or path.parent) / texts[0]).is_file()):
                 return name
     return None
 
 
 def read(
-    path: Path, *, target: str | None = None, groups: str | None = None, split: str | None = None,
-    image_size: PositiveInt | None = None, fit: Fit = "auto", interpolation: Interpolation = "bilinear",
-    cache: Path | None = None, skip_broken: bool = False, allow_links: bool = False,
+    path: Path, root: Path | None = None, *, target: str | None = None, groups: str | None = None,
+    split: str | None = None, image_size: PositiveInt | None = None, fit: Fit = "auto",
+    interpolation: Interpolation = "bilinear", cache: Path | None = None, skip_broken: bool = False,
+    allow_links: bool = False,
 ) -> Dataset:  # fmt: skip
-    """One row per image; paths are relative to the table. `groups` and `split` name columns."""
-    table, root, where = read_columns(path), path.parent.resolve(), str(path)
+    """One row per image; paths are relative to the root, or to the table. `groups` and `split` name columns."""
+    table, where, paths = read_columns(path), str(path), str(image_column(path, root))
+    root = (root or path.parent).resolve()
     usual = [] if groups else [name for name in table if name.lower() == "group" and name not in (target, split)]
     usual = [name for name in usual if None not in text_column(table[name])]
     groups = groups or next(iter(usual), None)
@@ -52,7 +54,7 @@ def read(
     notes += [f"column {name!r} says which images belong together: groups names another" for name in usual[:1]]
     column, splits = split or split_column(table), {"train": np.arange(len(table[target]))}
     splits = splits if column is None else rows_of_splits(where, column, table[column])
-    images, labels = text_column(table[str(image_column(path))]), text_column(table[target])
+    images, labels = text_column(table[paths]), text_column(table[target])
     group_of = images if groups is None else text_column(table[groups])
     broken, contents = list[str](), dict[str, frozenset[str]]()
     listed: dict[str, list[Entry]] = {name: [] for name in splits}
@@ -72,10 +74,11 @@ def read(
 
 
 def find_images(
-    path: Path, column: str, target: str | None, split: str | None, class_names: tuple[str, ...], allow_links: bool
-) -> tuple[Path, PackedText, NDArray[np.int64]]:
+    path: Path, column: str, target: str | None, split: str | None, class_names: tuple[str, ...], allow_links: bool,
+    root: Path | None = None,
+) -> tuple[Path, PackedText, NDArray[np.int64]]:  # fmt: skip
     """Images to predict: root, names and labels (-1: none). Does not check that files exist."""
-    rows, root = TableRows(path, split, target, class_names), path.parent.resolve()
+    rows, root = TableRows(path, split, target, class_names), (root or path.parent).resolve()
     names = text_column(rows[range(len(rows.labels))][column])
     for row, name in enumerate(names, 1):
         try:

@@ -16,6 +16,7 @@ from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
 from rfdlc.data.inspection import leaking_columns
 from rfdlc.data.longtail import hold_out_indices
+from rfdlc.data.sources.image_files import is_image
 from rfdlc.data.table import (
     MOST_CATEGORIES,
     Column,
@@ -80,7 +81,8 @@ def read(
         positions = rows_of_splits(where, column, table.pop(column))
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
     ids, identity, left_out = _identities(table, columns)
-    told = "; ".join(["", *left_out, *notes])
+    listed = ["if these are image files, name their folder with --root DIR"] if ids and is_image(ids[0]) else []
+    told = "; ".join(["", *left_out, *notes, *listed])
     expect(columns, f"{where}: no column is left to learn from beside the target {target!r}{told}")
     first = None
     if column is None and time is None and test_fraction:

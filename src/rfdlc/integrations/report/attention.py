@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.images import fitted, planes, upright
+from rfdlc.data.images import fitted, planes
 from rfdlc.decide.classes import Indices
 from rfdlc.errors import InputError
 from rfdlc.integrations.report.runs import ReportRun
@@ -109,5 +109,5 @@ def _inputs(model: "Model", pictures: Any, rows: Indices, names: Sequence[str]) 
     from PIL import Image
 
     channels, side = model.input_shape[0], model.input_shape[1]
-    opened = (upright(Image.open(Path(pictures) / name)) for name in names)
+    opened = (Image.open(Path(pictures) / name) for name in names)
     return np.stack([planes(fitted(image, side, channels, model.resizing)) for image in opened])

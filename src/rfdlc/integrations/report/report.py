@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc import __version__
-from rfdlc.data.images import upright
+from rfdlc.data.images import BrokenImage, decoded, upright
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, entries, evaluate
@@ -265,8 +265,8 @@ def thumbnails(run: ReportRun, rows: Indices, images: Images | None) -> dict[str
     found = {row: path for row, path in paths.items() if path.is_file()}
     expect(found or not paths, f"images {str(images)!r}: no id is a file in it (tried {[*paths.values(), ''][0]})")
     try:
-        return {row: _encode(upright(Image.open(path)).convert("RGB")) for row, path in found.items()}
-    except OSError as error:
+        return {row: _encode(upright(decoded(Image.open(path), 3))) for row, path in found.items()}
+    except (OSError, BrokenImage) as error:
         raise InputError(f"images {str(images)!r}: one cannot be read ({error})") from None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rfdlc.data.load import locate
 from rfdlc.decide.classes import Classes, Indices, as_classes
 from rfdlc.decide.comparison import Comparison, compare_outcomes
 from rfdlc.decide.decider import Decider
@@ -60,6 +61,16 @@ class ReportRun:
         """Combined and calibrated probabilities (N, C), not corrected for the prior."""
         plain = self.decider.replace(target_prior=None, sets=None, budget=None)
         return np.asarray(plain.probabilities(self.predictions))
+
+    @property
+    def image_folder(self) -> Path | None:
+        """Where the images of the samples are, if the run was trained on image files that are still there."""
+        data = self.made.get("config", {}).get("data", {})
+        if self.predictions.ids is None or "source" not in data:
+            return None
+        place = locate(data["source"], data.get("root"))
+        folder = place if place.is_dir() else Path(data.get("root") or place.parent)
+        return folder if (folder / self.ids_of([0])[0]).is_file() else None
 
     def ids_of(self, rows: Any) -> list[str]:
         """Names of samples: their ids, or their positions."""

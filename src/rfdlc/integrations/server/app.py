@@ -35,7 +35,7 @@ from rfdlc.integrations.server.backend import LOGGER, Answer, Backend, Batcher, 
 from rfdlc.integrations.server.decision_log import FEEDBACK_ROUTE, DeciderFile, DecisionLog
 from rfdlc.integrations.server.inference import SERVER, Inference
 from rfdlc.integrations.server.metrics import Metrics
-from rfdlc.integrations.server.requests import IMAGE_TYPES, DecideResponse, Reader, Refusal, require
+from rfdlc.integrations.server.requests import FORM, IMAGE_TYPES, DecideResponse, Reader, Refusal, require
 from rfdlc.integrations.server.workers import Worker
 
 REQUESTS = logging.getLogger("rfdlc.serve.requests")
@@ -46,13 +46,15 @@ PORT, LOCAL_HOSTS = re.compile(rb":\d+$"), (b"localhost", b"127.0.0.1", b"[::1]"
 PARSED_INLINE = 32_768  # bytes of JSON that are parsed on the event loop; larger bodies are parsed in a process
 DRAINED = 3  # times the largest body: an upload up to this size is read and dropped, so that the client sees the 413
 DECODERS = 2  # processes that decode images, parse large bodies and write large answers
-STATUSES = (400, 401, 408, 411, 413, 415, 422, 429, 503)  # of refusals
+STATUSES = (400, 401, 403, 408, 411, 413, 415, 422, 429, 503)  # of refusals
 TOO_LARGE = "the samples hold numbers too large to compute with: expected numbers like the training data's"
 NOTHING_LEFT = ", and samples that have some probability for a class whose target prior is not 0"
 JSON, JSON_ONLY = b"application/json", "expected content type application/json"
 QUERY = "query: expected nothing, full=true or full=false, and optionally version=V of {}"
-KINDS = (JSON, *map(str.encode, IMAGE_TYPES))
-TYPES = f"expected content type application/json or one of {', '.join(IMAGE_TYPES)}"
+READ_AS = {JSON: "json", FORM.encode(): "form"} | {kind.encode(): "image" for kind in IMAGE_TYPES}
+TYPES = f"expected content type application/json, {FORM} or one of {', '.join(IMAGE_TYPES)}"
+BINARY = {"type": "string", "format": "binary"}
+OF_FORM = {"type": "object", "properties": {"file": {"type": "array", "items": BINARY}}, "required": ["file"]}
 
 
 @dataclass
@@ -125,7 +127,7 @@ class Service:
         headers, metrics, limits, loop = dict(scope["headers"]), self.metrics, self.limits, asyncio.get_running_loop()
         length, load = _content_length(headers), self.load
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        require(kind in ((JSON,) if infer else KINDS), JSON_ONLY if infer else TYPES, 415)
+        require(kind in ((JSON,) if infer else READ_AS), JSON_ONLY if infer else TYPES, 415)
         require(not (infer and b"inference-header-content-length" in headers), "expected JSON without binary data", 400)
         require(length <= limits.body, f"the body is too large: expected at most {limits.body:,} bytes", 413)
         free = load.waiting < limits.requests and load.held + length <= limits.held
@@ -133,7 +135,7 @@ class Service:
         metrics.accepted += 1
         load.held, load.waiting = load.held + length, load.waiting + 1
         late, reading = (408, "the body was not complete"), None
-        how = "infer" if infer else "json" if kind == JSON else "image"
+        how = "infer" if infer else READ_AS[kind]
         try:
             async with asyncio.timeout(limits.seconds) as timeout:
                 body = await Request(scope, receive).body()
@@ -142,7 +144,8 @@ class Service:
                 if length <= PARSED_INLINE and kind == JSON and b'"images"' not in body:
                     question = self.inference.work[how](body, 0.0)
                 else:
-                    reading = self._decoders.submit(self._work, how, body, time.monotonic() + limits.seconds)
+                    given: Any = (headers[b"content-type"], body) if how == "form" else body
+                    reading = self._decoders.submit(self._work, how, given, time.monotonic() + limits.seconds)
                     question = await asyncio.wrap_future(reading)
                 asked, utility = question.pop("infer", None), question.pop("utility", None)
                 doubts = question.pop("warnings", [])
@@ -270,8 +273,13 @@ class AccessMiddleware:
         most = self.service.limits.headers
         require(size <= most, f"expected at most {most:,} bytes of headers", 431)
         if self._expected is None:  # or a web page could point its own name at this machine
-            local = PORT.sub(b"", headers.get(b"host", b"")).lower() in LOCAL_HOSTS
+            host = headers.get(b"host", b"").lower()
+            local = PORT.sub(b"", host) in LOCAL_HOSTS
             require(local, "expected the Host localhost, 127.0.0.1 or [::1]; other names need a token", 400)
+            # Of all that is accepted, browsers send forms alone to other origins without asking.
+            form = FORM.encode() in headers.get(b"content-type", b"").lower()
+            own = headers.get(b"origin", host).rpartition(b"/")[2].lower() == host
+            require(own or not form, "a web page of another origin cannot send forms: send images or JSON", 403)
         elif path not in OPEN:
             known = hmac.compare_digest(headers.get(b"authorization", b""), self._expected)
             require(known, "expected the header Authorization: Bearer TOKEN, with the server's token", 401)
@@ -311,9 +319,9 @@ def create_app(
     app.state.draining = False  # since SIGTERM
     app.state.workers = [worker for own in services.values() for worker in own.workers]
     app.add_middleware(AccessMiddleware, services=services, name=name, token=token)
-    content = {"application/json": {"schema": service.reader.schema}}
+    content: dict[str, Any] = {"application/json": {"schema": service.reader.schema}}
     if service.reader.files:
-        content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in IMAGE_TYPES}
+        content |= {kind: {"schema": BINARY} for kind in IMAGE_TYPES} | {FORM: {"schema": OF_FORM}}
 
     @app.post(
         "/decide",

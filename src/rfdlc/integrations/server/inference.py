@@ -69,6 +69,7 @@ class Inference:
             "infer": self.read,
             "json": reader.read_json,
             "image": reader.read_image,
+            "form": reader.read_form,
             "encode": self.encode,
         }
 

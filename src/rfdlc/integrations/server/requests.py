@@ -4,6 +4,7 @@ import base64
 import io
 import time
 from collections.abc import Callable
+from email.message import Message
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, listing
 from rfdlc.integrations.server.backend import Backend, Limits
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
-IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/bmp", "image/x-portable-pixmap")
+FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "PPM")  # of the suffixes that training reads
+KINDS = ("png", "jpeg", "tiff", "webp", "bmp", "gif", "x-portable-pixmap", "x-portable-graymap")
+IMAGE_TYPES = tuple(f"image/{kind}" for kind in KINDS)
+FORM, LINE = "multipart/form-data", b"\r\n"
 IMAGE = f"expected a complete file of {listing(FORMATS)}, grey or RGB with 8 bits per channel, not animated"
 CLOSE, LATER = {"connection": "close"}, {"retry-after": "1"}  # after CLOSE the rest of the body is not read
 HEADERS = {401: {"www-authenticate": "Bearer"}, 408: CLOSE, 411: CLOSE, 429: LATER, 503: LATER}  # of refusals
@@ -157,9 +160,25 @@ class Reader:
 
     def read_image(self, body: bytes, deadline: float) -> dict[str, Any]:
         """A body that is one image file."""
+        return self._files([body], deadline)
+
+    def read_form(self, given: tuple[bytes, bytes], deadline: float) -> dict[str, Any]:
+        """The content type and the body of a form (RFC 7578), whose parts are image files."""
+        head, most = Message(), self.limits.samples
+        head["Content-Type"] = given[0].decode("latin-1")
+        boundary = str(head.get_boundary("")).encode("latin-1", "replace")
+        expected = f"expected {FORM} with 1 to {most} image files, as curl -F file=@a.png -F file=@b.png sends them"
+        require(boundary, expected)
+        # What precedes the first boundary, the parts, and what follows the last one, which ends with two dashes.
+        _, *parts = (LINE + given[1]).split(LINE + b"--" + boundary, most + 1)
+        require(len(parts) <= most or parts[-1].startswith(b"--"), expected, 413)
+        require(len(parts) > 1 and parts[-1].startswith(b"--"), expected)
+        return self._files([part.partition(2 * LINE)[2] for part in parts[:-1]], deadline)
+
+    def _files(self, files: list[bytes], deadline: float) -> dict[str, Any]:
         expected = f"expected arrays of samples of shape {self.served.input_shape}"
         require(self.files, f"this model does not accept image files: {expected}")
-        return {"images": self._decode([body], deadline)}
+        return {"images": self._decode(files, deadline)}
 
     def _decode(self, files: list[bytes], deadline: float) -> NDArray[Any]:
         """uint8 (n, channels, H, W); all headers are checked before a pixel is decoded."""
