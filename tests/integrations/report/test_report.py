@@ -148,6 +148,18 @@ def test_a_photograph_is_shown_upright(tmp_path):
     assert Image.open(io.BytesIO(shown)).size == (48, 144)
 
 
+@pytest.mark.parametrize("name", ["../secret.png", "{}/secret.png", "a/../../secret.png"])
+def test_ids_that_leave_the_folder_of_the_images_are_refused(tmp_path, name):
+    from PIL import Image
+
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    Image.new("L", (8, 8)).save(tmp_path / "secret.png")
+    wrong = rfdlc.Predictions(probabilities=[[0.1, 0.9]], targets=[0], ids=[name.format(tmp_path)])
+    with pytest.raises(InputError, match=r"secret.png' leaves the folder: expected ids of files in it"):
+        rfdlc.report(wrong, None, tmp_path / "r.html", images=tmp_path / "photos", bootstrap=0)
+    assert not (tmp_path / "r.html").exists()
+
+
 @pytest.mark.parametrize("source", ["photos", "list.txt"])
 def test_the_command_names_the_folder_of_the_images(tmp_path, source):
     """They are not shown unasked."""

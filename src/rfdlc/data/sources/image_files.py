@@ -149,6 +149,11 @@ def _entries(folder: Path, root: Path, allow_links: bool = False) -> list[tuple[
     return sorted((entry.name, entry.is_dir()) for entry in entries)
 
 
+def leaves(name: str) -> bool:
+    """Whether a path is absolute, or may lead out of the folder that it is relative to."""
+    return name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]
+
+
 def listed_name(
     name: str, root: Path, contents: dict[str, frozenset[str]] | None = None, allow_links: bool = False
 ) -> str:
@@ -157,9 +162,8 @@ def listed_name(
     `contents` keeps the files of each folder that was listed; without it, existence is not checked.
     """
     name = name.removeprefix(f"{root}/")
-    leaves = name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]
     fix = f"expected one relative to it, or accept such paths with {LINKING}"
-    expect(allow_links or not leaves, f"the path {name!r} leaves the root {root}, or is absolute: {fix}")
+    expect(allow_links or not leaves(name), f"the path {name!r} leaves the root {root}, or is absolute: {fix}")
     if contents is not None:
         folder, _, file = name.rpartition("/")
         if folder not in contents:  # read once: much faster than one call per file

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from rfdlc import __version__
 from rfdlc.data.images import BrokenImage, decoded, upright
+from rfdlc.data.sources.image_files import leaves
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, entries, evaluate
@@ -261,6 +262,9 @@ def thumbnails(run: ReportRun, rows: Indices, images: Images | None) -> dict[str
     folder = Path(images)
     named = folder.is_dir() and run.predictions.ids is not None
     expect(named, f"images {str(images)!r}: no such folder, or {run.name} has no ids that name its files")
+    outside = next((name for name in run.ids_of(rows) if leaves(name.removeprefix(f"{folder}/"))), None)
+    wrong = f"images {str(images)!r}: the id {outside!r} leaves the folder"
+    expect(outside is None, f"{wrong}: expected ids of files in it, as paths relative to it")
     paths = {str(row): folder / name for row, name in zip(rows, run.ids_of(rows), strict=True)}
     found = {row: path for row, path in paths.items() if path.is_file()}
     expect(found or not paths, f"images {str(images)!r}: no id is a file in it (tried {[*paths.values(), ''][0]})")
