@@ -4,6 +4,7 @@
     python benchmarks/frontier.py measure cifar100-lt --data DIR      rows of frontier.csv, on the test split
     python benchmarks/frontier.py views cifar100-lt --data DIR --keep RUNS      frontier-views.csv
     python benchmarks/frontier.py traded cifar100-lt --keep RUNS      frontier-traded.csv
+    python benchmarks/frontier.py calibrated cifar10-lt --keep RUNS   frontier-calibrated.csv
 
 DIR holds cifar-100-python/ (and cifar-10-batches-py/ for cifar10-lt); any other source of `rfdlc.load` can take the
 place of cifar100-lt. `choose` never reads the test split. A fifth of long-tailed training data has one or two samples
@@ -17,6 +18,8 @@ runs, for all trainings of a run, with the start. `--only NAME ...` selects rows
 come; without git, name the `--commit`. `leaderboard.py` puts them beside published values. `views`: the runs that
 `measure --keep RUNS` left, by arg max of mean logits as most authors decide, with and without mirror images. `traded`:
 the same runs with fewer rare samples taken for frequent classes, for half a point of accuracy as held-out data say.
+`calibrated`: runs that `choose --keep RUNS` or `measure --keep RUNS` left, by each calibrator, fitted to their held-out
+samples.
 """
 
 import argparse
@@ -35,7 +38,9 @@ import numpy as np
 
 import rfdlc
 from recording import RESULTS, append, commit, hardware, versions
+from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.priors import is_uniform
 from rfdlc.training._stacking import OWN
 from rfdlc.training.model import Model
 
@@ -67,6 +72,13 @@ CHOICES: dict[str, Row] = {
     "all samples": (STRONG, ALL_SAMPLES),
     "warm refit": (STRONG, {"refit": True, "warm_refit": True}),  # beside "all samples", which is what a refit trains
     "test_shift=0": (STRONG, {"test_shift": 0}),
+    **{  # as much work in all
+        f"warm refit, {first} + {240 - first} epochs": (
+            STRONG,
+            {"refit": True, "warm_refit": True, "epochs": first, "refit_epochs": 240 - first},
+        )
+        for first in (40, 120, 200)
+    },
     **{
         f"cutmix={alpha:g} cutout=0": (STRONG, {**ALL_SAMPLES, "mixup": 0, "cutmix": alpha, "cutout": 0})
         for alpha in (0.2, 1)
@@ -103,6 +115,7 @@ FIELDS = (
 
 VIEWS = ("data", "run", "seed", "views", *METRICS[:5], "hardware", "versions", "commit")
 TRADED = ("data", "run", "seed", "penalty", "expected_loss", *METRICS[:5], "hardware", "versions", "commit")
+CALIBRATED = ("data", "run", "seed", "calibration", *METRICS, "hardware", "versions", "commit")
 LOSS = 0.005  # of expected accuracy, for a lower false head rate
 
 
@@ -178,6 +191,18 @@ def traded(options: argparse.Namespace, stamp: dict[str, str]) -> None:
         print(*named.values(), shown["accuracy"], shown["false_head_rate"], flush=True)
 
 
+def calibrated(options: argparse.Namespace, stamp: dict[str, str]) -> None:
+    """Runs by each calibrator, as a training fits it."""
+    for model in map(Model.load, sorted(options.keep.iterdir())):
+        held, test = (Predictions.load(model.path / f"{name}.npz") for name in ("held-out", "predictions"))
+        for name in CALIBRATORS:
+            decider = model.decider.replace(calibration=name).fit(held, balanced=is_uniform(model.decider.target_prior))
+            named = {"data": options.source, "run": model.path.name, "seed": model.config.seed, "calibration": name}
+            shown = written(metrics(test, decider), CALIBRATED)
+            append(options.out, [named | shown | stamp], CALIBRATED)
+            print(*named.values(), shown["accuracy"], shown["ece"], shown["nll"], flush=True)
+
+
 def stacks(names: list[str], rows: dict[str, Row], apart: bool) -> list[list[str]]:
     """Rows that can train as one stack, together; `apart` where each is to be timed alone."""
     groups = defaultdict(list)
@@ -226,7 +251,7 @@ def train(
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("choose", "measure", "views", "traded"))
+    parser.add_argument("command", choices=("choose", "measure", "views", "traded", "calibrated"))
     parser.add_argument("source", nargs="?", default="cifar100-lt")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+")
@@ -242,7 +267,7 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
     choosing = options.command == "choose"
-    ends = {"choose": "-choice", "measure": "", "views": "-views", "traded": "-traded"}
+    ends = {"choose": "-choice", "measure": "", "views": "-views", "traded": "-traded", "calibrated": "-calibrated"}
     options.out = options.out or RESULTS / f"frontier{ends[options.command]}.csv"
     options.seeds = options.seeds or ([0, 1] if choosing else [0, 1, 2, 3, 4])
     rows = CHOICES if choosing else MEASURED
@@ -251,7 +276,7 @@ def main() -> None:
         parser.error(f"no rows {sorted(unknown)}: expected some of {list(rows)}")
     packages = ["torch", "numpy"]
     stamp = {"hardware": hardware(), "versions": versions(packages), "commit": options.commit or commit()}
-    of_runs = {"views": views, "traded": traded}.get(options.command)
+    of_runs = {"views": views, "traded": traded, "calibrated": calibrated}.get(options.command)
     if of_runs:
         if options.keep is None:
             parser.error(f"{options.command} needs --keep RUNS, the folder that `measure --keep RUNS` wrote")
