@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -523,6 +524,16 @@ def test_each_input_may_have_a_calibration_file_of_its_own(run, folder):
     assert differences[1]["nll"] > 0.01
     code, _, err = run("evaluate", "test.csv", "--calibrate", "val.csv", "--calibrate", "other.csv")
     assert (code, "--calibrate is given 2 times: expected one file" in err) == (2, True)
+    Path("fitted").mkdir()
+    run("decide", "test.csv", "--calibrate", "val.csv", "--save-decider", "fitted/decider.json")
+    Predictions.load("test.csv").save("fitted/predictions.npz")
+    own = json.loads(run("evaluate", "fitted", "--json")[1])["nll"]
+    code, out, _ = run("compare", "fitted", "test.csv", "--calibrate", "other.csv")
+    assert (code, out.count("Calibrated: ")) == (0, 2)
+    found = json.loads(run("compare", "fitted", "test.csv", "--calibrate", "other.csv", "--json")[1])["differences"]
+    assert next(row["a"] for row in found if row["name"] == "nll") == pytest.approx(own)  # as the folder was calibrated
+    code, _, err = run("compare", "fitted", "fitted", "--calibrate", "other.csv")
+    assert (code, "all inputs have a calibration of their own: leave it out, or give" in err) == (2, True)
     several = ("--calibrate", "val.csv", "--calibrate", "val.csv", "--calibrate", "other.csv")
     code, _, err = run("compare", "test.csv", "test.csv", *several)
     assert (code, "3 times for 2 inputs: expected once, or once per input" in err) == (2, True)
@@ -541,6 +552,14 @@ def test_files_that_are_not_there_and_labels_that_are_missing_are_named_so(run, 
     assert (code, err.endswith("none.csv: no such file: correct the path\n")) == (2, True)
 
 
+def test_a_column_of_times_is_not_a_class(run, folder):
+    pandas.read_csv("test.csv").assign(time="2025-08-01 00:02:04").to_csv("timed.csv", index=False)
+    known = run("evaluate", "test.csv", "--classes", "counts.csv")
+    assert run("evaluate", "timed.csv", "--classes", "counts.csv")[:2] == known[:2]
+    pandas.read_csv("test.csv").assign(tiem="2025-08-01 00:02:04").to_csv("timed.csv", index=False)
+    assert "column 'tiem' is not a class" in run("evaluate", "timed.csv", "--classes", "counts.csv")[2]
+
+
 def test_tables_are_not_squeezed_where_there_is_no_terminal(run, folder, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     words = "compare", "test.csv", "test.parquet", "--classes", "counts.csv"
@@ -549,4 +568,4 @@ def test_tables_are_not_squeezed_where_there_is_no_terminal(run, folder, monkeyp
     assert any("false head rate, head = first 25%" in line for line in lines)
     assert max(map(len, lines)) > 80
     monkeypatch.setenv("COLUMNS", "60")
-    assert max(map(len, run(*words)[1].splitlines()[:-1])) <= 60  # the verdict is text, which the terminal wraps
+    assert max(map(len, run(*words)[1].splitlines()[:-3])) <= 60  # the last lines are text, which the terminal wraps

@@ -225,14 +225,15 @@ def compare(
     first, second = ([Path(name) for name in side.split(",")] for side in (a, b))
     runs = _runs([*first, *second], request)
     found = compare_runs(runs[: len(first)], runs[len(first) :], bootstrap, seed)
-    output(json, found.to_dict(), found, found.verdict)
+    how = [f"{run.name}: {' '.join(_calibrated(run.decider, run.predictions))}" for run in runs]
+    output(json, found.to_dict(), found, *how, found.verdict)
 
 
 def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":
     """Each file with the same options, as `evaluate` reads them, and perhaps a calibration file of its own."""
     from rfdlc.integrations.report.runs import alike, prepared, run_names
 
-    each = zip(files, run_names(files), request.of_each(len(files)), strict=True)
+    each = zip(files, run_names(files), request.of_each(files), strict=True)
     return alike([prepared(name, *own.prepare(file), file) for file, name, own in each])
 
 

@@ -22,7 +22,7 @@ CALIBRATORS = (
     "`auto` (default), `temperature`, `power-temperature`, `bias-corrected-temperature`, "
     "`prior-corrected-temperature`, `prior-corrected-power` or `matrix-scaling`."
 )
-CALIBRATE = "Held-out predictions with targets. With several inputs: one for all, or repeated, one per input in order."
+CALIBRATE = "Held-out predictions with targets. Of several inputs: one for all but run folders, or one each, in order."
 TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
 TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, CSV."
 NAME_OR_PATH = "A data set's name (`digits-lt`) or a path."
@@ -208,12 +208,22 @@ class Request(UtilityRequest):
             decider = decider.replace(target_prior=estimate(decider))
         return self.fit_to(decider, held, file if self.decider is None else self.decider, ready)
 
-    def of_each(self, count: int) -> "list[Self]":
-        """The requests of several inputs, which share one calibration file or have one each."""
-        given = self.calibrate or []
-        one = len(given) in (0, 1, count)
-        expect(one, f"--calibrate is given {len(given)} times for {count} inputs: expected once, or once per input")
-        return [replace(self, calibrate=given[i : i + 1] if len(given) > 1 else given) for i in range(count)]
+    def of_each(self, files: list[Path]) -> "list[Self]":
+        """The requests of several inputs, which have one calibration file each, or share one but for run folders.
+
+        A run has been calibrated by its own held-out samples: those of another model would not fit.
+        """
+        given, count = self.calibrate or [], len(files)
+        if len(given) != 1 or count == 1:
+            once = f"--calibrate is given {len(given)} times for {count} inputs: expected once, or once per input"
+            expect(len(given) in (0, count), once)
+            return [replace(self, calibrate=given[i : i + 1]) for i in range(count)]
+        savers = [None if self.decider else reading.folder_decider(file) for file in files]
+        own = [saved is not None and saved.fitted is not None for saved in savers]
+        each = "all inputs have a calibration of their own: leave it out, or give it once per input"
+        expect(not all(own), f"--calibrate {given[0]}: {each}")
+        none: dict[str, Any] = {"calibrate": None, "calibration": None, "balanced": False}
+        return [replace(self, **none) if kept else self for kept in own]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ DECIDED = ("action", "expected_utility")  # nor are these two, if both are there
 DETAILS = ("reason", "set", "set_size")  # nor these, beside those two
 LOGGED = ("time", "decider")  # nor these of a log of decisions
 KIND, CORRECTED, RAW = "rfdlc_scores", "corrected", "raw"  # a column that says what the probabilities are
+RESERVED = (*BOOK_KEEPING, *DECIDED, *DETAILS, *LOGGED, KIND)
 SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much, and by more where rounding explains it
 ROUNDED, MOST_LOST = (2, 3, 4), 0.5  # decimals of rounded probabilities, and the most that is explained by it
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
@@ -138,19 +139,21 @@ def class_columns(columns: Sequence[str]) -> list[str]:
 
 def check_class_names(names: Sequence[str]) -> None:
     """Raise for a class that tables of predictions could not tell from another column."""
-    reserved = (*BOOK_KEEPING, *DECIDED, *DETAILS, *LOGGED, KIND)
-    clash = listing([repr(name) for name in names if name in reserved])
+    clash = listing([repr(name) for name in names if name in RESERVED])
     fix = "rename it in the data, and train; a model that was trained so predicts to .npz"
     expect(not clash, f"a class is called {clash}, as a column of tables of predictions is: {fix}")
 
 
 def column_order(columns: list[str], classes: Classes, where: str, *, others: bool = False) -> list[int]:
-    """The position of each class among the columns; unless `others` are allowed, the rest must be `id` or `target`."""
-    doubled, known = repeated(columns), set(classes.names)
+    """The position of each class among the columns.
+
+    Unless `others` are allowed, the rest must be columns that tables of predictions have, such as `id` and `time`.
+    """
+    doubled, known = repeated(columns), {*classes.names}
     expect(not doubled, f"{where}: column {listing(map(repr, doubled))} appears more than once; names must differ")
     place = {name: i for i, name in enumerate(columns)}
     missing = [name for name in classes.names if name not in place]
-    unknown = [] if others else [name for name in class_columns(columns) if name not in known]
+    unknown = [] if others else [name for name in class_columns(columns) if name not in known | {*RESERVED}]
     if unknown:
         hint = suggestion(unknown[0], missing or classes.names)
         raise InputError(
