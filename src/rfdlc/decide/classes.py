@@ -202,7 +202,7 @@ class Classes:
         """Training counts as an array; raises if they are not known."""
         expect(
             self.counts is not None,
-            "the classes have no training counts, so head and tail are not defined: give them with "
+            "the classes have no training counts, which give the training prior, head and tail: give them with "
             "Classes.from_labels(y_train) or Classes.from_counts({name: count}) (--classes counts.csv)",
         )
         return np.array(self.counts, dtype=np.int64)
