@@ -13,9 +13,11 @@ import pytest
 import rfdlc
 from rfdlc import Predictions
 from rfdlc.decide.feedback import decider_version
+from rfdlc.decide.monitor import Reference
 from rfdlc.integrations.server import decision_log
 from rfdlc.integrations.server.backend import Answer
 from rfdlc.integrations.server.decision_log import DecisionLog
+from rfdlc.integrations.server.metrics import Metrics
 from rfdlc.integrations.watching import read_log
 
 
@@ -140,6 +142,32 @@ def test_a_failure_of_the_monitor_or_the_disk_loses_nothing_else(backend, run, s
     write()
     assert (log.dropped, log.monitor.evidence["class prior"].samples) == (100, 50)
     log.close()
+
+
+def test_samples_of_a_whole_file_are_tested_and_those_of_many_classes_evenly(backend, run, tmp_path, monkeypatch):
+    decider, held = backend.decider, Predictions.load(run / "held-out.npz")
+    reference = Reference.fit(decider, held)
+    rows = np.random.default_rng(0).choice(len(held), 3000, p=reference.weights)
+    burst = reference.decisions.probabilities[rows]
+    burst[1500:] = [*[0.01] * 9, 0.91]
+
+    def monitored(folder):
+        log = DecisionLog(tmp_path / folder, held, per_month=30_000)
+        log.add(Answer.of(decider, burst, np.zeros(len(burst))))
+        before = Metrics(decider).text(log).decode()
+        log.flush().result()
+        log.close()
+        return log.monitor, before
+
+    found, before = monitored("all")
+    assert (found.evidence["class prior"].samples, found.per_month) == (3000, 30_000)
+    assert found.alarms["class prior"] > 1500  # the change comes after the first 1,000 samples
+    assert "rfdlc_reference_utility NaN" in before  # and not 0, which would be a value
+    assert "rfdlc_expected_utility NaN" in before
+    monkeypatch.setattr(decision_log, "MONITORED", (100, 10_000))
+    found, _ = monitored("some")
+    assert found.evidence["class prior"].samples == 1000
+    assert 500 < found.alarms["class prior"] < 1000
 
 
 def test_a_decider_file_that_cannot_be_looked_at_is_tried_again(tmp_path):
