@@ -119,6 +119,33 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, start, s
         read_log(tmp_path)
 
 
+def test_labels_after_a_restart_and_of_an_earlier_decider_are_matched_with_the_log(
+    backend, run, start, scores, tmp_path
+):
+    p, labels = scores
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:120])["id"]
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:  # another process knows none of them
+        found = json.loads(served.ask({"ids": ids, "labels": labels[:120]}, path="/feedback")[2])
+    assert (found["matched"], found["unknown"]) == (0, 120)
+    assert "are kept: rfdlc watch and rfdlc recalibrate match them with the log" in found["advice"]
+    option, _, realised = rfdlc.recalibrate(tmp_path, tmp_path / "new.json")
+    assert realised.labelled == 120
+
+    log, new = DecisionLog(tmp_path), option.decider
+    log.add(Answer.of(new, np.asarray(new.probabilities(p[:50])), np.zeros(50)))
+    log.close()
+    old = tmp_path / "deciders" / f"{decider_version(backend.decider)}.json"
+    later, earlier = rfdlc.watch(tmp_path, run), rfdlc.watch(tmp_path, run, decider=old)
+    assert f"Left out: 120 decisions of other deciders than {decider_version(new)}." in later.verdict[-1]
+    assert (later.realised, earlier.realised.labelled, earlier.log.left_out) == (None, 120, 50)
+    with pytest.raises(rfdlc.InputError, match="name an earlier decider by --decider"):
+        rfdlc.recalibrate(tmp_path, tmp_path / "newer.json")
+    assert rfdlc.recalibrate(tmp_path, tmp_path / "newer.json", decider=old)[2].labelled == 120
+    with pytest.raises(rfdlc.InputError, match="has no decisions of decider"):
+        rfdlc.watch(tmp_path, run, decider=backend.decider.replace(target_prior=np.full(10, 0.1), rule="argmax"))
+
+
 def test_a_failure_of_the_monitor_or_the_disk_loses_nothing_else(backend, run, scores, tmp_path, monkeypatch):
     p, log = scores[0][:50], DecisionLog(tmp_path, Predictions.load(run / "held-out.npz"))
     deciders = backend.decider, backend.decider.replace(target_prior=np.array([0.91] + [0.01] * 9), budget=None)

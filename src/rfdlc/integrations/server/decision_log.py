@@ -44,6 +44,7 @@ MONTH = 1_000_000  # samples of a month, for the rate of false alarms
 LOGGED = ("time", "action", "expected_utility", "reason")
 MOST_LABELS, LONGEST, MOST_BYTES = 10_000, 200, 2**21
 FEEDBACK = f"expected ids and labels, two lists of the same length, up to {MOST_LABELS:,}, and optionally propensity"
+KEPT = "labels of ids unknown to this process are kept: rfdlc watch and rfdlc recalibrate match them with the log"
 
 
 class Feedback(BaseModel):
@@ -128,7 +129,8 @@ class DecisionLog:
         if realised is not None:
             values = {"realised_utility": realised.utility, "interval": realised.interval}
             values |= {"promised_utility": realised.promised, "labels": realised.labelled}
-        return {**known, **values, "advice": advice(realised, metrics.moved)}
+        said = advice(realised, metrics.moved)
+        return {**known, **values, "advice": f"{said}; {KEPT}" if known["unknown"] else said}
 
     def receive(self, body: bytes, decider: Decider) -> tuple[list[tuple[int, int, float]], list[dict[str, Any]]]:
         """Checked labels: (place, class, propensity) of those that are known here, and the lines to keep."""
