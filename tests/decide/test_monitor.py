@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from rfdlc import Decider, InputError
+from rfdlc import Classes, Decider, InputError, Utility
 from rfdlc.decide.evidence import STAKES, Evidence, PriorBets, mean_bets
 from rfdlc.decide.monitor import (
     MISFIT,
@@ -140,6 +140,32 @@ def test_label_shift_fits_and_blurred_input_does_not(reference, decider):
     monitor = watched(reference, decider, blurred)
     assert not monitor.trusted
     assert monitor.alarms[MISFIT] is not None
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_samples_that_calibrated_the_decider_are_a_fair_reference(seed):
+    """Ten rare samples among 1,000: the calibrators of folds differ much from the one of new samples."""
+    rng, mix = np.random.default_rng(seed), [0.985, 0.009, 0.004, 0.002]
+    skew = np.array([[1, 0.2, 0, 0], [0, 0.6, 0.3, 0], [0.2, 0, 0.8, -0.3], [0, 0.5, 0, 0.4]])
+
+    def skewed(samples, sharp=1.0):
+        y = rng.choice(4, samples, p=mix)
+        return sharp * (2 * (rng.normal(size=(samples, 4)) + 2 * np.eye(4)[y]) + np.log(mix)) @ skew, y
+
+    held, y = skewed(1000)
+    utility = Utility.one_hot(Classes.from_counts([9850, 90, 40, 20])).with_abstain(0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class has one sample
+        decider = Decider(utility, train_prior="train").fit(held, y, logits=True)
+    reference = Reference.fit(decider, held, y, logits=True)
+    same = Decided.of(decider, held, logits=True)
+    assert label_shift_misfit(reference, same.probabilities, reference.prior) > 0.9
+    assert not any(watched(reference, decider, held, skewed(5000)[0]).alarms.values())
+    assert watched(reference, decider, skewed(2000, sharp=0.6)[0]).alarms[MISFIT] == 1000
+    # What labels are compared with is still out of fold: the calibrator has seen them.
+    realised = utility.matrix[y, same.actions]
+    assert np.array_equal(reference.decisions.actions, same.actions)
+    assert reference.weights @ reference.realised < reference.weights @ realised
 
 
 def test_unfamiliar_input_raises_an_alarm():

@@ -270,6 +270,7 @@ def serve(
     quiet: Annotated[bool, Option("--quiet", help="No log line for each request.")] = False,
     log_decisions: Annotated[Path | None, Option(help="Folder for decisions (Parquet), without payloads.")] = None,
     reference: Annotated[Path | None, Option(help="Held-out predictions, for alarms; a run has its own.")] = None,
+    per_month: Annotated[int, Option(min=1000, help="Decisions per month, for the rate of false alarms.")] = 1_000_000,
     decider: Annotated[Path | None, Option(help="File of `rfdlc recalibrate`, taken up when it changes.")] = None,
 ) -> None:
     """Answer POST /decide with actions; GET /health, /ready, /metrics and /docs too. Logs are JSON lines.
@@ -300,6 +301,6 @@ def serve(
     options |= {"certificate": certificate, "key": key, "versions": versions, "name": name}
     both = "--sets, --budget and --unfamiliar belong to the run's decider, and --decider is another: give one of them"
     expect(decider is None or "decider" not in options, both)
-    options |= {"log_decisions": log_decisions, "reference": reference}
+    options |= {"log_decisions": log_decisions, "reference": reference, "per_month": per_month}
     options |= {} if decider is None else {"decider": decider}
     serve_it(model, host=host, port=port, limits=limits, **options)

@@ -15,6 +15,7 @@ REFERENCE = "Held-out predictions with `target`, or a run folder: what decisions
 WINDOW = "Samples of a window, or its time (`6h`, `1d`, `1w`); by default a twentieth, at least 1,000 samples."
 TRAFFIC = "Samples per month, for the rate of false alarms; by default as the times of the log say."
 ALARMED = 3  # the exit code: 1 is a program that failed, 2 wrong input
+DECIDER = "Decider of predictions (file or run); or which one of a log (by default its last): `LOG/deciders/V.json`."
 KIND = "`prior`, `calibration` or `both`; by default what gains most."
 
 
@@ -22,7 +23,7 @@ def watch(
     source: Annotated[Path, Argument(metavar="LOG", help=SOURCE)],
     reference: Annotated[Path, Option("--reference", "-r", help=REFERENCE)],
     out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path("watch.html"),
-    decider: Annotated[Path | None, Option(help="Decider of predictions (a log has its own): a file or run.")] = None,
+    decider: Annotated[Path | None, Option(help=DECIDER)] = None,
     window: Annotated[str | None, Option(help=WINDOW)] = None,
     per_month: Annotated[int | None, Option(min=1000, help=TRAFFIC)] = None,
     logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False,
@@ -52,6 +53,7 @@ def recalibrate(
     source: Annotated[Path, Argument(metavar="LOG", help="The folder of `rfdlc serve --log-decisions`.")],
     out: Annotated[Path, Option("--out", "-o", help="The decider to write (JSON); a server takes it up.")],
     kind: Annotated[str | None, Option("--kind", help=KIND)] = None,
+    decider: Annotated[Path | None, Option(help="Of which decisions; by default the last of the log.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Calibrate a decider again, or change its prior, from logged decisions and labels sent to POST /feedback.
@@ -67,7 +69,7 @@ def recalibrate(
     check_writable(out, endings=(".json",))
     if kind is not None:
         choose("kind", kind, ("prior", "calibration", "both"))
-    chosen, found, realised = rfdlc.recalibrate(source, out, kind=kind)
+    chosen, found, realised = rfdlc.recalibrate(source, out, kind=kind, decider=decider)
     version = decider_version(chosen.decider)
     each = {o.name: {"gain": o.gain, "interval": o.interval, "pays": o.pays} for o in found}
     advice = "the interval is above 0: it pays" if chosen.pays else "not shown to pay yet: the interval contains 0"

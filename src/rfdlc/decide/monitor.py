@@ -85,7 +85,9 @@ class Reference:
     Parameters
     ----------
     decisions : Decided
-        Of the held-out samples.
+        Of the held-out samples, by the same calibrator as new samples: what these are compared with.
+    honest : Decided
+        Of the held-out samples, each calibrated without itself: what is compared with their labels.
     targets : ndarray of shape (n_samples,)
         Their true classes.
     prior : ndarray of shape (n_classes,)
@@ -95,6 +97,7 @@ class Reference:
     """
 
     decisions: Decided
+    honest: Decided
     targets: Indices
     prior: Prior
     rates: tuple[float, ...] = ()
@@ -103,17 +106,18 @@ class Reference:
     def fit(
         cls, decider: Decider, scores: Any, targets: ArrayLike | None = None, *, logits: bool = False
     ) -> "Reference":
-        """From held-out scores and labels; samples that calibrated the decider are calibrated without themselves."""
+        """From held-out scores and labels, which may have calibrated the decider."""
         checked, y = decider.read_labelled(scores, targets, logits)
         prior = decider.decided_prior
         if prior is None:
             prior = np.bincount(y, minlength=len(decider.utility.classes)) / len(y)
-        decisions = Decided.of(decider, scores, logits=logits)
+        decisions = honest = Decided.of(decider, scores, logits=logits)
         if decider.overlap(checked, y):
             p = out_of_fold(decider, checked, y).astype(np.float64)
             action = decider.explain_probabilities(p, decisions.unfamiliar).action
-            decisions = replace(decisions, probabilities=p, actions=action)
-        return cls(decisions, y, prior, () if decider.unfamiliar is None else tuple(decider.unfamiliar.rates.values()))
+            honest = replace(decisions, probabilities=p, actions=action)
+        rates = () if decider.unfamiliar is None else tuple(decider.unfamiliar.rates.values())
+        return cls(decisions, honest, y, prior, rates)
 
     @cached_property
     def weights(self) -> Floats:
@@ -131,7 +135,7 @@ class Reference:
     @cached_property
     def realised(self) -> Floats:
         """The utility of each decision for its true class."""
-        return self.decisions.utility.matrix[self.targets, self.decisions.actions]
+        return self.honest.utility.matrix[self.targets, self.honest.actions]
 
     @cached_property
     def mean(self) -> Prior:
@@ -166,13 +170,13 @@ class Reference:
         """The standard error of promised minus realised utility at another class prior."""
         ratio = prior / np.maximum(self.prior, LEAST)
         weights = self.weights * ratio[self.targets]
-        values = self.decisions.utility.matrix.T[self.decisions.actions]
-        promised = np.einsum("nc,nc->n", corrected(self.decisions.probabilities, ratio), values)
+        values = self.honest.utility.matrix.T[self.honest.actions]
+        promised = np.einsum("nc,nc->n", corrected(self.honest.probabilities, ratio), values)
         return float(np.sqrt(weights**2 @ (self.realised - promised) ** 2) / max(weights.sum(), LEAST))
 
     def values(self) -> dict[str, Any]:
         """What held-out data promise, under the names of `Window.to_dict`."""
-        decisions, weights = self.decisions, self.weights
+        decisions, weights = self.honest, self.weights
         utility = float(weights @ self.realised)
         half = Z * float(np.sqrt(weights**2 @ (self.realised - utility) ** 2))
         hits = (decisions.decided == self.targets).astype(np.float64)

@@ -39,37 +39,39 @@ class Log:
     decider: Decider
     version: str
     decisions: monitoring.Decided
-    left_out: int = 0  # decisions of earlier versions of the decider
+    left_out: int = 0  # decisions of other versions of the decider
     rows: Indices | None = None  # of decisions with labels
     targets: Indices | None = None
     propensity: NDArray[np.float64] | None = None
 
 
 def read_log(source: str | Path, decider: str | Path | Decider | None = None, logits: bool = False) -> Log:
-    """A folder of `rfdlc serve --log-decisions`: its last decider's decisions; or predictions and their decider."""
+    """Decisions of a log of `rfdlc serve` by its last decider, or the given one; or predictions and their decider."""
     place = Path(source)
+    given = Decider.load(decider) if isinstance(decider, str | Path) else decider
     if not (place / DECIDERS).is_dir():
-        if decider is None:
+        if given is None:
             raise InputError(f"{place}: is not a log of decisions, so it needs its decider: --decider FILE or RUN")
-        decider = decider if isinstance(decider, Decider) else Decider.load(decider)
-        decisions = monitoring.Decided.of(decider, Predictions.load(place, decider.utility.classes, logits=logits))
-        return Log(decider, feedback.decider_version(decider), decisions)
+        decisions = monitoring.Decided.of(given, Predictions.load(place, given.utility.classes, logits=logits))
+        return Log(given, feedback.decider_version(given), decisions)
     expect(parquet_files(place), f"{place}: has no decisions yet: the server writes them every minute, and at its end")
     file = open_table(place)
     absent = [name for name in (*COLUMNS, "time") if name not in file.names]
     expect(not absent, f"{place}: has no column {listing(absent)}: expected a log of `rfdlc serve --log-decisions`")
-    version = read_numbers(open_table(sorted(parquet_files(place))[-1]), ["time"], ["decider"])[1]["decider"][-1]
-    served = Decider.load(place / DECIDERS / f"{version}.json")
+    last = read_numbers(open_table(sorted(parquet_files(place))[-1]), ["time"], ["decider"])[1]["decider"][-1]
+    version = str(last) if given is None else feedback.decider_version(given)
+    served = Decider.load(place / DECIDERS / f"{last}.json") if given is None else given
     names = list(served.utility.classes.names)
     values, texts = read_numbers(file, [*names, "time"], COLUMNS)
     order = np.argsort(values[:, -1], kind="stable")
     order = order[texts["decider"][order] == version]
+    expect(len(order), f"{place}: has no decisions of decider {version}: give one of {place / DECIDERS}")
     place_of = {name: i for i, name in enumerate(served.utility.actions)}
     actions = np.array([place_of[name] for name in texts["action"][order]], dtype=np.int64)
     strange = texts["reason"][order] == UNFAMILIAR
     decisions = monitoring.Decided(served.utility, values[order, :-1], actions, strange, values[order, -1])
     labels = _labels(place / LABELS, texts["id"][order], served)
-    return Log(served, str(version), decisions, len(values) - len(order), *labels)
+    return Log(served, version, decisions, len(values) - len(order), *labels)
 
 
 def _labels(path: Path, ids: NDArray[np.str_], decider: Decider) -> tuple[Any, Any, Any]:
@@ -130,6 +132,9 @@ class Watch:
                          f"{readable(promised['realised_utility'])}.")  # fmt: skip
         if not lines:
             lines.append(f"Nothing has changed as far as {counted(seen, 'sample')} show.")
+        if self.log.left_out:
+            lines.append(f"Left out: {counted(self.log.left_out, 'decision')} of other deciders than "
+                         f"{self.log.version}. Name the decider with --decider LOG/{DECIDERS}/V.json.")  # fmt: skip
         return lines + self._labelled()
 
     def _labelled(self) -> list[str]:
@@ -188,7 +193,7 @@ def watch(
     out : path, optional
         Write a page of HTML.
     decider : path or Decider, optional
-        Of predictions; a log has its own.
+        Of predictions; or which decider of a log, by default its last.
     window : int or str, optional
         Samples of a window, or its time ("6h", "1d"); by default a twentieth of all samples, at least 1,000.
     per_month : int, optional
@@ -259,20 +264,21 @@ def _from_labels(log: Log) -> tuple[feedback.Realised | None, list[feedback.Revi
 
 
 def recalibrate(
-    source: str | Path, out: str | Path, *, kind: str | None = None
+    source: str | Path, out: str | Path, *, kind: str | None = None, decider: str | Path | Decider | None = None
 ) -> tuple[feedback.Revision, list[feedback.Revision], feedback.Realised]:
     """Write a decider that is calibrated again from logged decisions and labels that came later; nothing is trained.
 
-    `kind` is "prior" (a new target prior), "calibration" or "both"; by default the one that gains most. Returns it, all
-    of them, and the realised utility.
+    `kind` is "prior" (a new target prior), "calibration" or "both"; by default the one that gains most. `decider` is
+    the one whose decisions count, by default the last. Returns what was chosen, all of them, and the realised utility.
 
     Raises
     ------
     InputError
         If the folder is not a log, or has too few labels.
     """
-    log = read_log(source)
-    expect(log.rows is not None, f"{source}: no labels of the last decider's decisions: POST /feedback them first")
+    log = read_log(source, decider)
+    absent = f"{source}: no labels of decisions of decider {log.version}: POST /feedback them first"
+    expect(log.rows is not None, f"{absent}, or name an earlier decider by --decider" if log.left_out else absent)
     realised, found = _from_labels(log)
     few = f"{source}: {counted(len(log.rows if log.rows is not None else ()), 'label')}"
     expect(found, f"{few}: expected at least {feedback.FEWEST} to learn from")

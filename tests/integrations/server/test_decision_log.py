@@ -13,9 +13,11 @@ import pytest
 import rfdlc
 from rfdlc import Predictions
 from rfdlc.decide.feedback import decider_version
+from rfdlc.decide.monitor import Reference
 from rfdlc.integrations.server import decision_log
 from rfdlc.integrations.server.backend import Answer
 from rfdlc.integrations.server.decision_log import DecisionLog
+from rfdlc.integrations.server.metrics import Metrics
 from rfdlc.integrations.watching import read_log
 
 
@@ -117,6 +119,33 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, start, s
         read_log(tmp_path)
 
 
+def test_labels_after_a_restart_and_of_an_earlier_decider_are_matched_with_the_log(
+    backend, run, start, scores, tmp_path
+):
+    p, labels = scores
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:120])["id"]
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:  # another process knows none of them
+        found = json.loads(served.ask({"ids": ids, "labels": labels[:120]}, path="/feedback")[2])
+    assert (found["matched"], found["unknown"]) == (0, 120)
+    assert "are kept: rfdlc watch and rfdlc recalibrate match them with the log" in found["advice"]
+    option, _, realised = rfdlc.recalibrate(tmp_path, tmp_path / "new.json")
+    assert realised.labelled == 120
+
+    log, new = DecisionLog(tmp_path), option.decider
+    log.add(Answer.of(new, np.asarray(new.probabilities(p[:50])), np.zeros(50)))
+    log.close()
+    old = tmp_path / "deciders" / f"{decider_version(backend.decider)}.json"
+    later, earlier = rfdlc.watch(tmp_path, run), rfdlc.watch(tmp_path, run, decider=old)
+    assert f"Left out: 120 decisions of other deciders than {decider_version(new)}." in later.verdict[-1]
+    assert (later.realised, earlier.realised.labelled, earlier.log.left_out) == (None, 120, 50)
+    with pytest.raises(rfdlc.InputError, match="name an earlier decider by --decider"):
+        rfdlc.recalibrate(tmp_path, tmp_path / "newer.json")
+    assert rfdlc.recalibrate(tmp_path, tmp_path / "newer.json", decider=old)[2].labelled == 120
+    with pytest.raises(rfdlc.InputError, match="has no decisions of decider"):
+        rfdlc.watch(tmp_path, run, decider=backend.decider.replace(target_prior=np.full(10, 0.1), rule="argmax"))
+
+
 def test_a_failure_of_the_monitor_or_the_disk_loses_nothing_else(backend, run, scores, tmp_path, monkeypatch):
     p, log = scores[0][:50], DecisionLog(tmp_path, Predictions.load(run / "held-out.npz"))
     deciders = backend.decider, backend.decider.replace(target_prior=np.array([0.91] + [0.01] * 9), budget=None)
@@ -140,6 +169,32 @@ def test_a_failure_of_the_monitor_or_the_disk_loses_nothing_else(backend, run, s
     write()
     assert (log.dropped, log.monitor.evidence["class prior"].samples) == (100, 50)
     log.close()
+
+
+def test_samples_of_a_whole_file_are_tested_and_those_of_many_classes_evenly(backend, run, tmp_path, monkeypatch):
+    decider, held = backend.decider, Predictions.load(run / "held-out.npz")
+    reference = Reference.fit(decider, held)
+    rows = np.random.default_rng(0).choice(len(held), 3000, p=reference.weights)
+    burst = reference.decisions.probabilities[rows]
+    burst[1500:] = [*[0.01] * 9, 0.91]
+
+    def monitored(folder):
+        log = DecisionLog(tmp_path / folder, held, per_month=30_000)
+        log.add(Answer.of(decider, burst, np.zeros(len(burst))))
+        before = Metrics(decider).text(log).decode()
+        log.flush().result()
+        log.close()
+        return log.monitor, before
+
+    found, before = monitored("all")
+    assert (found.evidence["class prior"].samples, found.per_month) == (3000, 30_000)
+    assert found.alarms["class prior"] > 1500  # the change comes after the first 1,000 samples
+    assert "rfdlc_reference_utility NaN" in before  # and not 0, which would be a value
+    assert "rfdlc_expected_utility NaN" in before
+    monkeypatch.setattr(decision_log, "MONITORED", (100, 10_000))
+    found, _ = monitored("some")
+    assert found.evidence["class prior"].samples == 1000
+    assert 500 < found.alarms["class prior"] < 1000
 
 
 def test_a_decider_file_that_cannot_be_looked_at_is_tried_again(tmp_path):

@@ -27,8 +27,6 @@ def write_page(watched: Watch, out: Path, source: str) -> None:
     lead = [f"{len(decisions):,} decisions of {source}", f"decider {watched.log.version}", decider.decided_for]
     if decisions.times is not None:
         lead.insert(1, f"{stamp(decisions.times[0])} to {stamp(decisions.times[-1])} UTC")
-    if watched.log.left_out:
-        lead.append(f"{watched.log.left_out:,} decisions of earlier deciders are left out")
     said = {escape(line): line.startswith(NOT_TRUSTED) for line in watched.verdict}
     bold = [f"<strong>{line}</strong>" if warns else line for line, warns in said.items()]
     parts = {

@@ -39,10 +39,12 @@ GATHERED, ROWS, SECONDS, FILES = 512, 10_000, 60.0, 2_000  # answers and rows pe
 RING = 2**18  # decisions whose labels may still come
 WAITING = 20 * ROWS  # rows that wait for a slow disk; more are not logged
 EDGES = (0.5, 0.7, 0.9, 0.99)  # of the largest probability: strata of reviews
-MONITORED, MONTH = 1000, 1_000_000  # samples of a file that are tested, and of a month
+MONITORED = 1_000, 1_000_000  # of a file so many samples are tested at least, and so many probabilities at most
+MONTH = 1_000_000  # samples of a month, for the rate of false alarms
 LOGGED = ("time", "action", "expected_utility", "reason")
 MOST_LABELS, LONGEST, MOST_BYTES = 10_000, 200, 2**21
 FEEDBACK = f"expected ids and labels, two lists of the same length, up to {MOST_LABELS:,}, and optionally propensity"
+KEPT = "labels of ids unknown to this process are kept: rfdlc watch and rfdlc recalibrate match them with the log"
 
 
 class Feedback(BaseModel):
@@ -65,11 +67,12 @@ FEEDBACK_ROUTE: dict[str, Any] = {
 class DecisionLog:
     """The log of one version of a model; used on the event loop, except for what `_write` does in its thread."""
 
-    def __init__(self, folder: Path, held_out: Predictions | None = None) -> None:
+    def __init__(self, folder: Path, held_out: Predictions | None = None, per_month: int = MONTH) -> None:
         (folder / DECIDERS).mkdir(parents=True, exist_ok=True)
         expect(os.access(folder, os.W_OK), f"--log-decisions {folder}: cannot be written; choose another folder")
         self.folder, self.prefix, self.held_out = folder, secrets.token_hex(4), held_out
         self.monitor: Monitor | None = None
+        self.per_month = per_month
         self.dropped = 0
         self._count, self._written, self._queued = 0, time.monotonic(), 0
         self._answers: list[tuple[float, Answer]] = []
@@ -126,7 +129,8 @@ class DecisionLog:
         if realised is not None:
             values = {"realised_utility": realised.utility, "interval": realised.interval}
             values |= {"promised_utility": realised.promised, "labels": realised.labelled}
-        return {**known, **values, "advice": advice(realised, metrics.moved)}
+        said = advice(realised, metrics.moved)
+        return {**known, **values, "advice": f"{said}; {KEPT}" if known["unknown"] else said}
 
     def receive(self, body: bytes, decider: Decider) -> tuple[list[tuple[int, int, float]], list[dict[str, Any]]]:
         """Checked labels: (place, class, propensity) of those that are known here, and the lines to keep."""
@@ -250,12 +254,15 @@ class DecisionLog:
             return
         decider, p = rows[0]["decider"], np.concatenate([each["p"] for each in rows])
         if self.monitor is None or self._monitored != decider_version(decider):
-            self.monitor = Monitor(Reference.fit(decider, self.held_out), per_month=MONTH)
+            self.monitor = Monitor(Reference.fit(decider, self.held_out), per_month=self.per_month)
             self._monitored = decider_version(decider)
-        index = np.concatenate([each["index"] for each in rows])[:MONITORED]
-        strange = np.array([cell == UNFAMILIAR for each in rows for cell in each["reason"]])[:MONITORED]
-        few = p[:MONITORED].astype(np.float64)
-        self.monitor.update(Decided(decider.utility, few / few.sum(axis=1, keepdims=True), index, strange))
+        index = np.concatenate([each["index"] for each in rows])
+        strange = np.array([cell == UNFAMILIAR for each in rows for cell in each["reason"]])
+        most = max(MONITORED[0], MONITORED[1] // p.shape[1])  # spread evenly over a file
+        own = np.linspace(0, len(p) - 1, min(len(p), most)).astype(np.int64)
+        kept = p[own].astype(np.float64)
+        kept /= kept.sum(axis=1, keepdims=True)
+        self.monitor.update(Decided(decider.utility, kept, index[own], strange[own]))
 
     _monitored = ""
 

@@ -44,6 +44,7 @@ class Metrics:
         self._samples = 0  # of these
         self._utility = Gauge("rfdlc_expected_utility", f"Mean, about {WINDOW} samples.", registry=registry)
         self._reference = Gauge("rfdlc_reference_utility", "Realised by held-out data.", registry=registry)
+        self._reference.set(np.nan)  # not known before decisions are logged
         self._shift = Gauge("rfdlc_class_prior_shift", "Total variation from the prior decided for.", registry=registry)
         self._unfamiliar = Counter("rfdlc_unfamiliar", "Samples handed over as unfamiliar.", registry=registry)
         self._unseen = Counter("rfdlc_unseen_categories", "Rows of requests with unseen ones.", registry=registry)
@@ -111,7 +112,7 @@ class Metrics:
         if self._deferred:
             self._flush()
         self._shift.set(self.moved)
-        self._utility.set(self._mean)
+        self._utility.set(self._mean if self._seen else np.nan)
         for share, value in zip(self._shares, self.prior, strict=True):
             share.set(value)
         return generate_latest(self.registry)

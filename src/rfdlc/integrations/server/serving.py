@@ -39,14 +39,15 @@ def serve(
     quiet: bool = False, certificate: str | Path | None = None, key: str | Path | None = None,
     versions: Mapping[str, str | Path] | None = None, name: str | None = None,
     log_decisions: str | Path | None = None, reference: str | Path | None = None,
-    decider: str | Path | Decider | None = None,
+    decider: str | Path | Decider | None = None, per_month: int = 1_000_000,
 ) -> None:  # fmt: skip
     """Serve a run folder or an exported file until SIGTERM or Ctrl-C; accepted requests are answered first.
 
     `versions` are more versions of the model, by name, beside `model`, which is version 1 and the default; `name` is
     what the Open Inference Protocol calls the model. `log_decisions` is a folder for decisions, `reference` held-out
-    predictions that they are watched beside (by default those of a run folder), and `decider` a file of
-    `rfdlc recalibrate`, which is taken up whenever it changes, or a `Decider` instead of the one of the run folder.
+    predictions that they are watched beside (by default those of a run folder), `per_month` the decisions of a month
+    (for the rate of false alarms), and `decider` a file of `rfdlc recalibrate`, which is taken up whenever it changes,
+    or a `Decider` instead of the one of the run folder.
     """
     token = None if token_file is None else read_token(token_file)
     check_host(host, token)
@@ -74,7 +75,7 @@ def serve(
         alike = backend.decider.utility.classes.names == first.classes.names
         expect(alike, f"version {version} has other classes than version 1: serve it on a port of its own")
     expect(name is None or URL_SAFE.fullmatch(name), f"name {name!r}: expected letters, digits, dots, - and _")
-    logs = {v: _decision_log(v, path, log_decisions, reference, backends) for v, path in paths.items()}
+    logs = {v: _decision_log(v, path, log_decisions, reference, per_month, backends) for v, path in paths.items()}
     known = name or re.sub(r"[^\w.-]+", "-", backends["1"].name, flags=re.ASCII)
     app = create_app(backends, limits, token, known, {v: log for v, log in logs.items() if log}, live)
     server = uvicorn.Server(configured(app, limits, ssl_certfile=certificate, ssl_keyfile=key))
@@ -107,7 +108,9 @@ def serve(
         server.run(sockets=[listening])
 
 
-def _decision_log(version: str, model: str | Path, folder: Any, reference: Any, backends: Mapping[str, Any]) -> Any:
+def _decision_log(
+    version: str, model: str | Path, folder: Any, reference: Any, per_month: int, backends: Mapping[str, Any]
+) -> Any:
     """The log of one version, in a folder of its own unless it is the default one; None without a log."""
     if folder is None:
         return None
@@ -120,7 +123,7 @@ def _decision_log(version: str, model: str | Path, folder: Any, reference: Any, 
     held = None if place is None else Predictions.load(place, backends[version].decider.utility.classes)
     labelled = held is None or held.targets is not None
     expect(labelled, f"--reference {place}: held-out predictions need labels: a column 'target'")
-    return DecisionLog(Path(folder) if version == "1" else Path(folder) / version, held)
+    return DecisionLog(Path(folder) if version == "1" else Path(folder) / version, held, per_month)
 
 
 def configured(app: Any, limits: Limits, **tls: Any) -> Any:
