@@ -145,6 +145,28 @@ def test_categories_written_in_another_way_are_told() -> None:
         assert not encoder.transform({"sex": ["x"]}).any()  # one row, as a server gets them
 
 
+def test_values_that_are_missing_as_never_in_training_are_told() -> None:
+    trained: dict[str, Any] = {
+        "sex": ["f", "m", "f"],
+        "age": [1, 2, 4],
+        "when": ["2024-01-01", "2024-01-03", "2024-02-01"],
+    }
+    encoder, rows = TableEncoder.fit(trained), {"sex": ["", "m"], "age": [1, 2], "when": ["2024-01-01", "2024-01-03"]}
+    none = (
+        "column 'sex' is empty in 50% of the rows, but never was in training: for the model .* none of its categories"
+    )
+    with pytest.warns(UserWarning, match=none):
+        encoder.transform(rows)
+    doubts = list[str]()
+    encoder.transform({"sex": ["f"], "age": ["?"], "when": [None]}, doubts)
+    used = [text.partition("training: ")[2] for text in doubts]
+    assert used == ["the model uses the median 2 there", "the model uses the median 2024-01-03 there"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder.transform({name: [*cells[:1]] for name, cells in rows.items()})  # one row, as a server gets them
+        TableEncoder.fit({"sex": ["f", None], "age": [1, None]}).transform({"sex": [None] * 2, "age": [None] * 2})
+
+
 @pytest.mark.parametrize("trained", [[True, False], ["true", "false"], ["TRUE", "FALSE"]])
 def test_booleans_may_be_spelt_otherwise(trained: list[Any]) -> None:
     encoder = TableEncoder.fit({"smoker": [*trained, None]})

@@ -201,12 +201,15 @@ def test_rows_of_a_table(tmp_path, start):
         expected = [model.decider.utility.actions[i] for i in model.decide(rows)]
         answer = client.decide(rows=rows)
         assert answer["action"] == expected
-        (told,) = answer["warnings"]
+        empty, told = answer["warnings"]
+        assert empty.startswith("column 'age' is empty in 33% of the rows, but never was in training: the model uses")
         assert told.startswith("column 'colour' has categories that training did not see")
         assert "green" not in told
         assert "warnings" not in client.decide(rows={"age": [39], "colour": ["red"]})
         assert client.decide(rows={"age": [39], "colour": ["RED"]})["warnings"] == [told]
-        assert "rfdlc_unseen_categories_total 4.0" in client.metrics()
+        nothing = client.decide(rows={"age": [None], "colour": [None]})["warnings"]
+        assert [" is empty in 100% of the rows" in each for each in nothing] == [True, True]
+        assert "rfdlc_unseen_categories_total 5.0" in client.metrics()
         for bad in (
             {"age": [1]},
             {"age": [1e39], "colour": ["red"]},

@@ -281,8 +281,7 @@ def _told(column: ColumnCode, cells: Column, table: Table) -> list[str]:
             warnings.warn(said, stacklevel=4)
         return [said + (f"; {missing} missing values are a category of their own" if missing else "")]
     flag = " and marked in a feature of their own" if column.flags_missing else ""
-    median = str(np.datetime64(int(column.median), "D")) if column.is_date else f"{column.median:g}"
-    filled = f"{missing} missing values were filled with the median {median}{flag}" if missing else ""
+    filled = f"{missing} missing values were filled with {column.filling}{flag}" if missing else ""
     dates = "dates became one number, days since 1970-01-01" if column.is_date else ""
     said = "; ".join(filter(None, (dates, filled)))
     notes = [f"column {column.name!r}: {said}"] if said else []
