@@ -36,8 +36,8 @@ from rfdlc.tables import check_names, open_table, read_columns, split_name
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 TARGETS = ("target", "label", "class", "y")
 LEAKS = (
-    "column {0!r} alone tells the class of {1} of the rows: if it is known only after the class, or made from it, "
-    "leave it out (--drop {2}; in Python drop=[{0!r}])"
+    "column {0!r} {1}: if it is known only after the class, or made from it, leave it out "
+    "(--drop {2}; in Python drop=[{0!r}])"
 )
 FEW_CATEGORIES = 20  # more of a column whose name ends in id are hardly kinds of something
 
@@ -98,8 +98,8 @@ def read(
     notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name], table)), *found]
     scaling = Normalisation.of_table(splits["train"].array, encoder)
     data = Dataset.of(Path(where).stem, names, splits, notes, scaling)
-    for name, share in leaking_columns(data.train, encoder).items():
-        data = replace(data, notes=(*data.notes, LEAKS.format(name, f"{share:.1%}", shlex.quote(name))))
+    for name, found_in in leaking_columns(data.train, encoder, names).items():
+        data = replace(data, notes=(*data.notes, LEAKS.format(name, found_in, shlex.quote(name))))
         warnings.warn(data.notes[-1], stacklevel=3)
     return replace(data, encoder=encoder, skipped=tuple(f"{where}: row {row} has no target" for row in absent))
 
