@@ -167,6 +167,19 @@ def test_values_that_are_missing_as_never_in_training_are_told() -> None:
         TableEncoder.fit({"sex": ["f", None], "age": [1, None]}).transform({"sex": [None] * 2, "age": [None] * 2})
 
 
+@pytest.mark.parametrize("copies", [5, 900])
+def test_a_column_that_differs_apart_from_copies_names_rows(tmp_path: Path, copies: int) -> None:
+    lines = [f"T{i:05},{i * 37 % 1009 / 7:.3f},{'ab'[i % 2]}" for i in range(1500)]
+    (tmp_path / "t.csv").write_text("\n".join(["transaction_id,amount,label", *lines, *lines[:copies]]))
+    data = rfdlc.load(tmp_path / "t.csv")
+    assert data.encoder is not None
+    assert data.encoder.features == ("amount",)
+    assert data.encoder.identity == "transaction_id"  # predictions have it, but ids of samples are unique
+    assert data.train.ids is None
+    share = f"{1500 / (1500 + copies):.1%}"
+    assert any(f"'transaction_id' has a different value in {share} of the rows" in note for note in data.notes)
+
+
 @pytest.mark.parametrize("trained", [[True, False], ["true", "false"], ["TRUE", "FALSE"]])
 def test_booleans_may_be_spelt_otherwise(trained: list[Any]) -> None:
     encoder = TableEncoder.fit({"smoker": [*trained, None]})
