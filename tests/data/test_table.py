@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rfdlc
+from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.data.sources.table import names_rows
 from rfdlc.data.table import TableEncoder, as_text, blurred, parse_column, strays_among
+from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 
 ROWS = """patient_id,age,sex,note,split,label
@@ -165,6 +167,16 @@ def test_values_that_are_missing_as_never_in_training_are_told() -> None:
         warnings.simplefilter("error")
         encoder.transform({name: [*cells[:1]] for name, cells in rows.items()})  # one row, as a server gets them
         TableEncoder.fit({"sex": ["f", None], "age": [1, None]}).transform({"sex": [None] * 2, "age": [None] * 2})
+
+
+@pytest.mark.parametrize("cell", ["41.97 EUR", "1e50"])
+def test_a_wrong_cell_is_named_with_its_file_and_row(tmp_path: Path, cell: str) -> None:
+    (tmp_path / "new.csv").write_text("\n".join(["amount,when", "1,a", "2,b", "3,a", f"{cell},b"]))
+    spec = InputSpec(Classes(("a", "b")), (1,), TableEncoder.fit({"amount": [1, 2, 4]}))
+    samples = open_samples(tmp_path / "new.csv", spec)
+    samples.read(range(2))
+    with pytest.raises(InputError, match=r"new\.csv: column 'amount' .*in row 4"):
+        samples.read(range(2, 4))
 
 
 @pytest.mark.parametrize("copies", [5, 900])

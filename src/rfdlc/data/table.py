@@ -52,8 +52,11 @@ def text_column(cells: Cells) -> Column:
     return np.array([as_text(cell) for cell in cells], dtype=object)
 
 
-def parse_column(name: str, cells: Cells, *, codes: bool = True) -> Column:
-    """Numbers or dates if every cell that is not missing is one, otherwise text; so are `codes`, unless too many."""
+def parse_column(name: str, cells: Cells, *, codes: bool = True, start: int = 0) -> Column:
+    """Numbers or dates if every cell that is not missing is one, otherwise text; so are `codes`, unless too many.
+
+    Messages count rows from `start` on.
+    """
     numbers = None if _is_typed_date(cells) else _numbers(cells)
     if numbers is None:
         return _dates(cells)
@@ -63,7 +66,7 @@ def parse_column(name: str, cells: Cells, *, codes: bool = True) -> Column:
         if different <= MOST_CATEGORIES or different == len(texts):  # the latter name rows
             return texts
     for row in np.flatnonzero(np.abs(numbers) > LARGEST)[:1]:
-        told = f"column {name!r} has an infinite or too large value in row {row + 1}"
+        told = f"column {name!r} has an infinite or too large value in row {start + row + 1}"
         expect(False, f"{told} ({text_column(cells[row : row + 1])[0]}): expected numbers up to {LARGEST:.1e}, or none")
     return np.full(len(numbers), None) if np.isnan(numbers).all() else numbers
 
@@ -245,7 +248,7 @@ class ColumnCode:
         else:
             doubts.append(said)
 
-    def transform(self, cells: Cells, doubts: list[str] | None = None) -> NDArray[Any]:
+    def transform(self, cells: Cells, doubts: list[str] | None = None, start: int = 0) -> NDArray[Any]:
         """Features (N, F) of the column, as scikit-learn's `transform` gives them; unseen categories are all zeros.
 
         These, and values that are missing as never in training, are a warning, or added to `doubts` without quotes.
@@ -268,11 +271,12 @@ class ColumnCode:
             self._tell_missing(np.array([text is None for text in texts], dtype=np.bool_), doubts)
             found = np.fromiter((places.get(text, -1) for text in texts), np.int64, len(texts))
             return found[:, None] == np.arange(len(self._places))
-        column = parse_column(self.name, cells, codes=False)
+        column = parse_column(self.name, cells, codes=False, start=start)
         if column.dtype.kind != ("M" if self.is_date else "f"):  # where all cells are missing, they are None
             kind, fits = ("dates", is_date) if self.is_date else ("numbers", is_number)
-            wrong = next((text for text in text_column(cells) if text is not None and not fits(text)), None)
-            expect(wrong is None, f"column {self.name!r} holds {kind} in the training data, but here {wrong!r}")
+            for row, text in enumerate(text_column(cells), start + 1):
+                wrong = f"column {self.name!r} holds {kind} in the training data, but here {text!r} in row {row}"
+                expect(text is None or fits(text), wrong)
         numbers = as_numbers(column)
         missing = np.isnan(numbers)
         self._tell_missing(missing, doubts)
@@ -311,7 +315,9 @@ class TableEncoder:
         """(F,) `number`, `flag` (0 or 1: the number is missing) or `category` (0 or 1)."""
         return np.array([kind for column in self.columns for kind in column.features.values()])
 
-    def transform(self, table: Mapping[str, Cells], doubts: list[str] | None = None) -> NDArray[np.float32]:
+    def transform(
+        self, table: Mapping[str, Cells], doubts: list[str] | None = None, start: int = 0
+    ) -> NDArray[np.float32]:
         """Features of rows given as {column: cells}; further columns are ignored, unseen categories are all zeros."""
         absent = [column.name for column in self.columns if column.name not in table]
         expect(not absent, f"the rows lack the columns {listing(absent)}: expected all that training had")
@@ -319,7 +325,7 @@ class TableEncoder:
         if len(set(lengths.values())) > 1:
             told = listing(f"{name} has {length}" for name, length in lengths.items())
             expect(False, f"the columns differ in length: {told}")
-        features = [column.transform(table[column.name], doubts) for column in self.columns]
+        features = [column.transform(table[column.name], doubts, start) for column in self.columns]
         return np.concatenate(features, axis=1, dtype=np.float32)
 
     def encode(self, samples: Any) -> Any:

@@ -220,6 +220,9 @@ def test_rows_of_a_table(tmp_path, start):
             with pytest.raises(rfdlc.InputError, match="422") as refused:
                 client.decide(rows=bad)
             assert "secret" not in str(refused.value)
+        status, _, body = served.ask(b'{"rows": {"age": [39, 1e999], "colour": ["red", "red"]}}')
+        assert status == 422
+        assert json.loads(body)["detail"].startswith("rows: 'age': expected a list of texts, finite numbers")
         pandas = pytest.importorskip("pandas")  # numpy's numbers, and nan where something is missing
         for ages in ([39, 61, 50], [39, None, 50]):
             frame = pandas.DataFrame({"age": ages, "colour": pandas.Categorical(rows["colour"])})

@@ -221,7 +221,7 @@ class Reader:
         require(not absent, f"rows: there is no column {listing(absent)}: {self.expected['rows']}")
         if isinstance(given, list):
             given = {name: [row[name] for row in given] for name in names}
-        cells = {name: self.cells.validate_python(given[name]) for name in names}
+        cells = {name: self._cells(name, given[name]) for name in names}
         doubts = list[str]()
         try:
             return self.served.encoder.transform(cells, doubts), doubts
@@ -229,6 +229,14 @@ class Reader:
             for column in self.served.encoder.columns:
                 kind = "dates" if column.is_date else "numbers"
                 require(_fits(column, cells), f"rows: {column.name!r}: expected {kind} as in training, or null")
+            raise
+
+    def _cells(self, name: str, given: Any) -> list[Any]:
+        try:
+            return list(self.cells.validate_python(given))
+        except ValidationError as error:
+            fits = not isinstance(given, list) or "too_long" in {each["type"] for each in error.errors()}
+            require(fits, f"rows: {name!r}: expected a list of texts, finite numbers, true, false or null")
             raise
 
     def _probabilities(self, given: list[Any]) -> Floats:
