@@ -130,6 +130,41 @@ def test_columns_that_tell_the_class_are_named(tmp_path: Path) -> None:
         rfdlc.load(file, target="diagnosis", drop=["patient", "severity"])
 
 
+def transactions(path: Path, filled: dict[str, float], flag: bool = False) -> Path:
+    """3,000 transactions of three kinds, 90% legal; the share of each with a date, or a flag of fraud."""
+    rng = np.random.default_rng(0)
+    lines = ["amount,chargeback,suspect,kind"]
+    for k in range(3000):
+        kind = ("stolen", "fake")[k // 10 % 2] if k % 10 == 0 else "legal"
+        date = f"2025-0{rng.integers(1, 10)}-1{rng.integers(10)}" if rng.random() < filled[kind] else ""
+        lines.append(f"{rng.normal():.3f},{date},{'NY'[kind != 'legal' if flag else rng.integers(2)]},{kind}")
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_column_that_is_filled_outside_of_the_largest_class_is_named(tmp_path: Path) -> None:
+    file = transactions(tmp_path / "t.csv", {"legal": 0, "stolen": 0.9, "fake": 1})
+    told = (
+        r"'chargeback' is filled in 9\d\..% of the rows outside of the class 'legal', and in hardly any other: .*--drop"
+    )
+    with pytest.warns(UserWarning, match=told):
+        rfdlc.load(file, target="kind")
+    file = transactions(tmp_path / "t.csv", {"legal": 1, "stolen": 0.1, "fake": 0})
+    with pytest.warns(UserWarning, match=r"'chargeback' is empty in 9\d\..% of the rows outside of the class 'legal'"):
+        rfdlc.load(file, target="kind")
+    file = transactions(tmp_path / "t.csv", {"legal": 0.5, "stolen": 0.5, "fake": 0.5}, flag=True)
+    with pytest.warns(UserWarning, match="'suspect' alone tells 'legal' from the other classes in 100.0% of the rows"):
+        rfdlc.load(file, target="kind")
+
+
+@pytest.mark.parametrize("filled", [(0.6, 0.6, 0.6), (0.9, 0.6, 0.6), (0.1, 0.4, 0.4), (0.0, 0.2, 0.2), (0.1, 1, 1)])
+def test_values_that_are_missing_more_often_in_one_class_are_no_leaks(
+    tmp_path: Path, filled: tuple[float, ...]
+) -> None:
+    file = transactions(tmp_path / "t.csv", dict(zip(("legal", "stolen", "fake"), filled, strict=True)))
+    assert not [note for note in rfdlc.load(file, target="kind").notes if "--drop" in note]
+
+
 def test_a_column_with_no_more_values_than_classes_needs_fewer_rows(tmp_path: Path) -> None:
     lines = ["age,outcome,late"] + [f"{k % 13},{k % 20 == 0},{int(k % 20 == 0)}" for k in range(300)]
     (tmp_path / "t.csv").write_text("\n".join(lines))  # 15 of 300, 12 of them in the training split
@@ -150,4 +185,4 @@ def test_what_tells_the_group_does_not_tell_the_class(tmp_path: Path) -> None:
 def test_good_measurements_are_no_leaks(load) -> None:
     frame = load(as_frame=True).frame
     for rows in (frame, frame.sample(frac=0.5, random_state=0), frame.sample(frac=0.3, random_state=1)):
-        assert not [note for note in rfdlc.load(rows, target="target").notes if "alone tells" in note]
+        assert not [note for note in rfdlc.load(rows, target="target").notes if "--drop" in note]

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rfdlc
+from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.data.sources.table import names_rows
 from rfdlc.data.table import TableEncoder, as_text, blurred, parse_column, strays_among
+from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 
 ROWS = """patient_id,age,sex,note,split,label
@@ -143,6 +145,51 @@ def test_categories_written_in_another_way_are_told() -> None:
         warnings.simplefilter("error")
         assert encoder.transform({"sex": ["f", "m"]}).any()
         assert not encoder.transform({"sex": ["x"]}).any()  # one row, as a server gets them
+
+
+def test_values_that_are_missing_as_never_in_training_are_told() -> None:
+    trained: dict[str, Any] = {
+        "sex": ["f", "m", "f"],
+        "age": [1, 2, 4],
+        "when": ["2024-01-01", "2024-01-03", "2024-02-01"],
+    }
+    encoder, rows = TableEncoder.fit(trained), {"sex": ["", "m"], "age": [1, 2], "when": ["2024-01-01", "2024-01-03"]}
+    none = (
+        "column 'sex' is empty in 50% of the rows, but never was in training: for the model .* none of its categories"
+    )
+    with pytest.warns(UserWarning, match=none):
+        encoder.transform(rows)
+    doubts = list[str]()
+    encoder.transform({"sex": ["f"], "age": ["?"], "when": [None]}, doubts)
+    used = [text.partition("training: ")[2] for text in doubts]
+    assert used == ["the model uses the median 2 there", "the model uses the median 2024-01-03 there"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder.transform({name: [*cells[:1]] for name, cells in rows.items()})  # one row, as a server gets them
+        TableEncoder.fit({"sex": ["f", None], "age": [1, None]}).transform({"sex": [None] * 2, "age": [None] * 2})
+
+
+@pytest.mark.parametrize("cell", ["41.97 EUR", "1e50"])
+def test_a_wrong_cell_is_named_with_its_file_and_row(tmp_path: Path, cell: str) -> None:
+    (tmp_path / "new.csv").write_text("\n".join(["amount,when", "1,a", "2,b", "3,a", f"{cell},b"]))
+    spec = InputSpec(Classes(("a", "b")), (1,), TableEncoder.fit({"amount": [1, 2, 4]}))
+    samples = open_samples(tmp_path / "new.csv", spec)
+    samples.read(range(2))
+    with pytest.raises(InputError, match=r"new\.csv: column 'amount' .*in row 4"):
+        samples.read(range(2, 4))
+
+
+@pytest.mark.parametrize("copies", [5, 900])
+def test_a_column_that_differs_apart_from_copies_names_rows(tmp_path: Path, copies: int) -> None:
+    lines = [f"T{i:05},{i * 37 % 1009 / 7:.3f},{'ab'[i % 2]}" for i in range(1500)]
+    (tmp_path / "t.csv").write_text("\n".join(["transaction_id,amount,label", *lines, *lines[:copies]]))
+    data = rfdlc.load(tmp_path / "t.csv")
+    assert data.encoder is not None
+    assert data.encoder.features == ("amount",)
+    assert data.encoder.identity == "transaction_id"  # predictions have it, but ids of samples are unique
+    assert data.train.ids is None
+    share = f"{1500 / (1500 + copies):.1%}"
+    assert any(f"'transaction_id' has a different value in {share} of the rows" in note for note in data.notes)
 
 
 @pytest.mark.parametrize("trained", [[True, False], ["true", "false"], ["TRUE", "FALSE"]])

@@ -1,6 +1,7 @@
 """Inspection: what there is to know about a data set before training: regions, leaks, and a picture of the tail."""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -24,6 +25,7 @@ COLOURS = {"head": "#1b6ca8", "med": "#6aa84f", "tail": "#d1495b"}
 MOST_ROWS, LEAST = 5000, 20  # in which a leak is looked for, as many of each class, and of each if there are many
 FEWEST, FEWEST_CODED = 50, 10  # outside of the largest class, lest it be chance; if values are no more than classes
 ERRORS = 0.005  # of a leak, as a share of these rows; the best measurement of the irises, a good one, has 6%
+MOST_TOLD = 0.6  # of the rows may be of the class that presence tells: it is usual that most people lack a test
 MOST_NAMES = 40  # more class names than this cannot be read on one axis
 
 
@@ -108,27 +110,51 @@ def _contents(split: Split) -> tuple[dict[int, int], list[str]]:
     return {place: done[place] for place in sorted(done)}, [str(broken[place]) for place in sorted(broken)]
 
 
-def leaking_columns(train: Split, encoder: TableEncoder) -> dict[str, float]:
-    """Columns that alone tell the class of nearly all held-out rows, with their share.
+def leaking_columns(train: Split, encoder: TableEncoder, names: Sequence[str]) -> dict[str, str]:
+    """Columns that alone tell the class of nearly all held-out rows, or by whether they are filled; what was found.
 
     Half of the rows predict the other half, groups and copies as a whole, so that names of patients do not help. Errors
     are compared with those of the largest class alone: if 99% of the rows are healthy, a constant is right in 99%.
     """
     counts = np.bincount(train.labels)
+    most = int(counts.argmax())
+    name = repr(names[most])
     some = train.take(subset(train.labels, np.minimum(counts, max(LEAST, MOST_ROWS // len(counts)))))
     labels, halves = some.labels, some.hold_out(0.5)
     pairs = [(own, held[np.isin(labels[held], labels[own])]) for own, held in (halves, halves[::-1])]
     asked = np.concatenate([held for _, held in pairs])
-    others, found, start = len(asked) - np.bincount(labels[asked]).max(initial=0), dict[str, float](), 0
+    others, found, start = len(asked) - np.bincount(labels[asked]).max(initial=0), dict[str, str](), 0
+    questions = {"the class of": labels, f"{name} from the other classes in": (labels == most).astype(np.int64)}
     for column in encoder.columns if others >= FEWEST_CODED else ():
-        values = _values(column, some.array[:, start : start + len(column.features)])
-        start += len(column.features)
-        if column.is_item or (others < FEWEST and len(np.unique(values)) > len(counts)):
+        place = slice(start, start + len(column.features))
+        values, start = _values(column, some.array[:, place]), place.stop
+        coded = len(np.unique(values)) <= len(counts)
+        if column.flags_missing or column.counts_missing:
+            told = _told_by_presence(train.array[:, start - 1] > 0, train.labels == most, name, train.groups)
+            found |= {} if told is None else {column.name: told}
+        if column.is_item or (others < FEWEST and not coded):
             continue
-        right = sum(int(_predicted(values, labels, *pair, column.median is not None).sum()) for pair in pairs)
-        if len(asked) - right <= ERRORS * others:
-            found[column.name] = right / len(asked)
+        for what, known in questions.items() if coded else [*questions.items()][:1]:  # any iris is a setosa or not
+            right = sum(int(_predicted(values, known, *pair, column.median is not None).sum()) for pair in pairs)
+            if len(asked) - right <= ERRORS * (len(asked) - np.bincount(known[asked]).max()):
+                found |= {column.name: f"alone tells {what} {right / len(asked):.1%} of the rows"}
+                break
     return found
+
+
+def _told_by_presence(
+    empty: NDArray[np.bool_], largest: NDArray[np.bool_], name: str, groups: NDArray[Any] | None
+) -> str | None:
+    """What to say if a column is filled, or empty, in half of the rows of one side, and hardly in any of the other."""
+    sides = [(~largest, f"outside of the class {name}"), (largest, f"of the class {name}")]
+    for side, where in sides[: 1 + (largest.mean() < MOST_TOLD)]:
+        for event, state in ((~empty, "filled"), (empty, "empty")):
+            hits, chance = event & side, event.sum() * (1 - side.mean())  # rows of the other side, if by chance
+            count = hits.sum() if groups is None else len(np.unique(groups[hits]))
+            rare = event.sum() - hits.sum() <= ERRORS * chance and min(count, chance) >= LEAST
+            if rare and 2 * hits.sum() >= side.sum():
+                return f"is {state} in {hits.sum() / side.sum():.1%} of the rows {where}, and in hardly any other"
+    return None
 
 
 def _values(column: ColumnCode, features: NDArray[Any]) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image
 from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, rows_of_splits, split_column
 from rfdlc.data.table import TableEncoder, text_column
 from rfdlc.decide.classes import Classes, as_array
-from rfdlc.errors import expect, listing, suggestion
+from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import is_table, open_table, parquet_files, split_files
 
 AHEAD = 2  # chunks that are read while one is computed
@@ -257,7 +257,11 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
     def read(wanted: range) -> Chunk:
         cells = rows[wanted]
         ids = None if identity is None else [str(cell) for cell in cells[identity].to_pylist()]
-        return Chunk(Split(encoder.transform(cells), rows.labels[wanted.start : wanted.stop], ids))
+        try:
+            features = encoder.transform(cells, start=wanted.start)
+        except InputError as error:
+            raise InputError(f"{path}{'' if split is None else f', split {split}'}: {error}") from None
+        return Chunk(Split(features, rows.labels[wanted.start : wanted.stop], ids))
 
     return Samples(rows.labels, identity is not None, _state(path), read)
 

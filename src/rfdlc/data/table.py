@@ -25,6 +25,7 @@ GROUPED = re.compile(r"[-+]?\d{1,3}([.,' \u00a0\u202f]\d{3})+([.,]\d+)?", re.ASC
 DIGITS = re.compile(r"\d+", re.ASCII)
 DECIMAL = re.compile(r"[-+]?\d+([.,]\d+)?", re.ASCII)
 UNSEEN = "column {!r} has categories that training did not see{}: for the model these rows have none of its categories"
+EMPTY = "column {!r} is empty in {} of the rows, but never was in training: {}"
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
 ROUNDED = 1e-3  # rounding to 32 bits may move a number by this share of its column's spread; a Unix time moves by 64
 
@@ -51,8 +52,11 @@ def text_column(cells: Cells) -> Column:
     return np.array([as_text(cell) for cell in cells], dtype=object)
 
 
-def parse_column(name: str, cells: Cells, *, codes: bool = True) -> Column:
-    """Numbers or dates if every cell that is not missing is one, otherwise text; so are `codes`, unless too many."""
+def parse_column(name: str, cells: Cells, *, codes: bool = True, start: int = 0) -> Column:
+    """Numbers or dates if every cell that is not missing is one, otherwise text; so are `codes`, unless too many.
+
+    Messages count rows from `start` on.
+    """
     numbers = None if _is_typed_date(cells) else _numbers(cells)
     if numbers is None:
         return _dates(cells)
@@ -62,7 +66,7 @@ def parse_column(name: str, cells: Cells, *, codes: bool = True) -> Column:
         if different <= MOST_CATEGORIES or different == len(texts):  # the latter name rows
             return texts
     for row in np.flatnonzero(np.abs(numbers) > LARGEST)[:1]:
-        told = f"column {name!r} has an infinite or too large value in row {row + 1}"
+        told = f"column {name!r} has an infinite or too large value in row {start + row + 1}"
         expect(False, f"{told} ({text_column(cells[row : row + 1])[0]}): expected numbers up to {LARGEST:.1e}, or none")
     return np.full(len(numbers), None) if np.isnan(numbers).all() else numbers
 
@@ -225,18 +229,37 @@ class ColumnCode:
             return {self.name: "number"} | ({f"{self.name} is missing": "flag"} if self.flags_missing else {})
         return {f"{self.name} = {'(missing)' if value is None else value}": "category" for value in self._places}
 
-    def transform(self, cells: Cells, unseen_in: list[str] | None = None) -> NDArray[Any]:
+    @property
+    def filling(self) -> str:
+        """What the model gets for a missing value."""
+        assert self.median is not None
+        return f"the median {np.datetime64(int(self.median), 'D') if self.is_date else format(self.median, 'g')}"
+
+    def _tell_missing(self, missing: NDArray[np.bool_], doubts: list[str] | None) -> None:
+        """Say that values are missing where training had none; of the items of a list, the first speaks for all."""
+        known = self.flags_missing or self.counts_missing or (self.is_item and not self.name.endswith("[0]"))
+        if known or not missing.any() or (doubts is None and len(missing) == 1):
+            return
+        share, none = missing.mean(), "for the model these rows have none of its categories"
+        used = none if self.median is None else f"the model uses {self.filling} there"
+        said = EMPTY.format(self.name, f"{share:.0%}" if share >= 0.01 else "less than 1%", used)
+        if doubts is None:
+            warnings.warn(said, stacklevel=5)
+        else:
+            doubts.append(said)
+
+    def transform(self, cells: Cells, doubts: list[str] | None = None, start: int = 0) -> NDArray[Any]:
         """Features (N, F) of the column, as scikit-learn's `transform` gives them; unseen categories are all zeros.
 
-        They are a warning that quotes them, or the name of the column is added to `unseen_in`.
+        These, and values that are missing as never in training, are a warning, or added to `doubts` without quotes.
         """
         if self.median is None:
             texts, places = text_column(cells).tolist(), self._spellings
             present = [text for text in texts if text is not None]
-            told = self.categories and (len(present) > 1 or unseen_in is not None)
+            told = self.categories and (len(present) > 1 or doubts is not None)
             unseen = sorted(set(present) - places.keys()) if told else []
-            if unseen_in is not None:
-                unseen_in += [self.name] if unseen else []
+            if doubts is not None:
+                doubts += [UNSEEN.format(self.name, "")] if unseen else []
             elif unseen and places.keys().isdisjoint(present):
                 warnings.warn(
                     f"column {self.name!r} holds nothing that training saw (here {listing(sorted(set(present)), 3)}; "
@@ -245,15 +268,18 @@ class ColumnCode:
                 )
             elif unseen:
                 warnings.warn(UNSEEN.format(self.name, f" ({listing(unseen, 3)})"), stacklevel=4)
+            self._tell_missing(np.array([text is None for text in texts], dtype=np.bool_), doubts)
             found = np.fromiter((places.get(text, -1) for text in texts), np.int64, len(texts))
             return found[:, None] == np.arange(len(self._places))
-        column = parse_column(self.name, cells, codes=False)
+        column = parse_column(self.name, cells, codes=False, start=start)
         if column.dtype.kind != ("M" if self.is_date else "f"):  # where all cells are missing, they are None
             kind, fits = ("dates", is_date) if self.is_date else ("numbers", is_number)
-            wrong = next((text for text in text_column(cells) if text is not None and not fits(text)), None)
-            expect(wrong is None, f"column {self.name!r} holds {kind} in the training data, but here {wrong!r}")
+            for row, text in enumerate(text_column(cells), start + 1):
+                wrong = f"column {self.name!r} holds {kind} in the training data, but here {text!r} in row {row}"
+                expect(text is None or fits(text), wrong)
         numbers = as_numbers(column)
         missing = np.isnan(numbers)
+        self._tell_missing(missing, doubts)
         filled = np.where(missing, self.median, numbers) - self.offset
         return np.stack([filled, missing], axis=1) if self.flags_missing else filled[:, None]
 
@@ -289,7 +315,9 @@ class TableEncoder:
         """(F,) `number`, `flag` (0 or 1: the number is missing) or `category` (0 or 1)."""
         return np.array([kind for column in self.columns for kind in column.features.values()])
 
-    def transform(self, table: Mapping[str, Cells], unseen_in: list[str] | None = None) -> NDArray[np.float32]:
+    def transform(
+        self, table: Mapping[str, Cells], doubts: list[str] | None = None, start: int = 0
+    ) -> NDArray[np.float32]:
         """Features of rows given as {column: cells}; further columns are ignored, unseen categories are all zeros."""
         absent = [column.name for column in self.columns if column.name not in table]
         expect(not absent, f"the rows lack the columns {listing(absent)}: expected all that training had")
@@ -297,7 +325,7 @@ class TableEncoder:
         if len(set(lengths.values())) > 1:
             told = listing(f"{name} has {length}" for name, length in lengths.items())
             expect(False, f"the columns differ in length: {told}")
-        features = [column.transform(table[column.name], unseen_in) for column in self.columns]
+        features = [column.transform(table[column.name], doubts, start) for column in self.columns]
         return np.concatenate(features, axis=1, dtype=np.float32)
 
     def encode(self, samples: Any) -> Any:

@@ -201,12 +201,15 @@ def test_rows_of_a_table(tmp_path, start):
         expected = [model.decider.utility.actions[i] for i in model.decide(rows)]
         answer = client.decide(rows=rows)
         assert answer["action"] == expected
-        (told,) = answer["warnings"]
+        empty, told = answer["warnings"]
+        assert empty.startswith("column 'age' is empty in 33% of the rows, but never was in training: the model uses")
         assert told.startswith("column 'colour' has categories that training did not see")
         assert "green" not in told
         assert "warnings" not in client.decide(rows={"age": [39], "colour": ["red"]})
         assert client.decide(rows={"age": [39], "colour": ["RED"]})["warnings"] == [told]
-        assert "rfdlc_unseen_categories_total 4.0" in client.metrics()
+        nothing = client.decide(rows={"age": [None], "colour": [None]})["warnings"]
+        assert [" is empty in 100% of the rows" in each for each in nothing] == [True, True]
+        assert "rfdlc_unseen_categories_total 5.0" in client.metrics()
         for bad in (
             {"age": [1]},
             {"age": [1e39], "colour": ["red"]},
@@ -217,6 +220,9 @@ def test_rows_of_a_table(tmp_path, start):
             with pytest.raises(rfdlc.InputError, match="422") as refused:
                 client.decide(rows=bad)
             assert "secret" not in str(refused.value)
+        status, _, body = served.ask(b'{"rows": {"age": [39, 1e999], "colour": ["red", "red"]}}')
+        assert status == 422
+        assert json.loads(body)["detail"].startswith("rows: 'age': expected a list of texts, finite numbers")
         pandas = pytest.importorskip("pandas")  # numpy's numbers, and nan where something is missing
         for ages in ([39, 61, 50], [39, None, 50]):
             frame = pandas.DataFrame({"age": ages, "colour": pandas.Categorical(rows["colour"])})

@@ -36,9 +36,10 @@ from rfdlc.tables import check_names, open_table, read_columns, split_name
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 TARGETS = ("target", "label", "class", "y")
 LEAKS = (
-    "column {0!r} alone tells the class of {1} of the rows: if it is known only after the class, or made from it, "
-    "leave it out (--drop {2}; in Python drop=[{0!r}])"
+    "column {0!r} {1}: if it is known only after the class, or made from it, leave it out "
+    "(--drop {2}; in Python drop=[{0!r}])"
 )
+NAMING = 0.99  # a column with more different texts than this share of the rows names rows
 FEW_CATEGORIES = 20  # more of a column whose name ends in id are hardly kinds of something
 
 
@@ -98,8 +99,8 @@ def read(
     notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name], table)), *found]
     scaling = Normalisation.of_table(splits["train"].array, encoder)
     data = Dataset.of(Path(where).stem, names, splits, notes, scaling)
-    for name, share in leaking_columns(data.train, encoder).items():
-        data = replace(data, notes=(*data.notes, LEAKS.format(name, f"{share:.1%}", shlex.quote(name))))
+    for name, found_in in leaking_columns(data.train, encoder, names).items():
+        data = replace(data, notes=(*data.notes, LEAKS.format(name, found_in, shlex.quote(name))))
         warnings.warn(data.notes[-1], stacklevel=3)
     return replace(data, encoder=encoder, skipped=tuple(f"{where}: row {row} has no target" for row in absent))
 
@@ -237,16 +238,24 @@ def split_column(names: Iterable[str]) -> str | None:
 
 
 def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | None, str | None, list[str]]:
-    """Remove columns that only name the rows: the first gives the ids, as they are written; its name, and notes."""
+    """Remove columns that only name the rows: the first without repeats gives the ids; its name, and notes."""
     ids, identity, notes = None, None, []
     for name in [name for name, column in columns.items() if names_rows(name) or column.dtype == object]:
         texts = text_column(table[name]).tolist()
-        if len(set(texts)) == len(texts) and None not in texts:
+        share = len(set(texts)) / len(texts)
+        if None not in texts and (share > NAMING or _differ_unless_copies(len(set(texts)), columns)):
+            every = "every row" if share == 1 else f"{share:.1%} of the rows"
             reason = "it names rows and says nothing about the class"
-            notes.append(f"column {name!r} has a different value in every row and was left out: {reason}")
-            ids, identity = ids or texts, identity or name
+            notes.append(f"column {name!r} has a different value in {every} and was left out: {reason}")
+            ids, identity = ids or (texts if share == 1 else None), identity or name
             del columns[name]
     return ids, identity, notes
+
+
+def _differ_unless_copies(different: int, columns: dict[str, Column]) -> bool:
+    """Whether a column with more values than there may be categories has as many as the table has different rows."""
+    rows = np.stack([_codes(column) for column in columns.values()], 1) if different > MOST_CATEGORIES else np.zeros(0)
+    return len(rows) > 0 and different == len(np.unique(first_copies(rows)))
 
 
 def _holds_bytes(cells: Any) -> bool:
@@ -281,8 +290,7 @@ def _told(column: ColumnCode, cells: Column, table: Table) -> list[str]:
             warnings.warn(said, stacklevel=4)
         return [said + (f"; {missing} missing values are a category of their own" if missing else "")]
     flag = " and marked in a feature of their own" if column.flags_missing else ""
-    median = str(np.datetime64(int(column.median), "D")) if column.is_date else f"{column.median:g}"
-    filled = f"{missing} missing values were filled with the median {median}{flag}" if missing else ""
+    filled = f"{missing} missing values were filled with {column.filling}{flag}" if missing else ""
     dates = "dates became one number, days since 1970-01-01" if column.is_date else ""
     said = "; ".join(filter(None, (dates, filled)))
     notes = [f"column {column.name!r}: {said}"] if said else []

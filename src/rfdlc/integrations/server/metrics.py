@@ -47,7 +47,7 @@ class Metrics:
         self._reference.set(np.nan)  # not known before decisions are logged
         self._shift = Gauge("rfdlc_class_prior_shift", "Total variation from the prior decided for.", registry=registry)
         self._unfamiliar = Counter("rfdlc_unfamiliar", "Samples handed over as unfamiliar.", registry=registry)
-        self._unseen = Counter("rfdlc_unseen_categories", "Rows of requests with unseen ones.", registry=registry)
+        self._unseen = Counter("rfdlc_unseen_categories", "Rows of requests with warnings.", registry=registry)
         self._alarms = Gauge("rfdlc_alarm", "1 after an alarm of a sequential test.", ("test",), registry=registry)
         self._evidence = Gauge("rfdlc_evidence", "E-value of a test.", ("test",), registry=registry)
         self._labels = Counter("rfdlc_feedback", "Labels of earlier decisions.", registry=registry)
@@ -80,7 +80,7 @@ class Metrics:
                 self._realised.labels(name).set(value)
 
     def count_unseen(self, rows: int) -> None:
-        """Rows of a request that has categories that training did not see."""
+        """Rows of a request with categories, or missing values, that training did not see."""
         self._unseen.inc(rows)
 
     @property

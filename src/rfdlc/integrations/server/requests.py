@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from rfdlc.data.images import fitted, planes, unusable
-from rfdlc.data.table import UNSEEN
 from rfdlc.decide.scores import SUM_TOLERANCE, Floats
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, listing
@@ -70,7 +69,7 @@ class DecideResponse(BaseModel):
     mutual_information: list[float] | None = None  # of two or more particles
     set: list[list[str]] | None = None  # of a decider with sets
     decider: str  # version of the decider
-    warnings: list[str] | None = None  # about categories that training did not see, by column
+    warnings: list[str] | None = None  # about unseen categories and missing values, by column
     id: list[str] | None = None  # where decisions are logged: what labels for POST /feedback are matched by
     classes: list[str] | None = None
     probabilities: list[list[float]] | None = None
@@ -144,8 +143,8 @@ class Reader:
         if "images" in question:
             question["images"] = self._decode(question["images"], deadline)
         if "rows" in question:
-            question["rows"], unseen = question["rows"]
-            question |= {"warnings": [UNSEEN.format(name, "") for name in unseen]} if unseen else {}
+            question["rows"], doubts = question["rows"]
+            question |= {"warnings": doubts} if doubts else {}
         return question
 
     def _read(self, name: str, value: Any) -> Any:
@@ -215,21 +214,29 @@ class Reader:
         return samples
 
     def _rows(self, given: dict[str, Any] | list[dict[str, Any]]) -> tuple[NDArray[Any], list[str]]:
-        """Features, and the columns with categories that training did not see."""
+        """Features, and what is unlike in training: categories that it did not see, and missing values."""
         names = [column.name for column in self.served.encoder.columns]
         held = set.intersection(*map(set, given)) if isinstance(given, list) else set(given)
         absent = [name for name in names if name not in held]
         require(not absent, f"rows: there is no column {listing(absent)}: {self.expected['rows']}")
         if isinstance(given, list):
             given = {name: [row[name] for row in given] for name in names}
-        cells = {name: self.cells.validate_python(given[name]) for name in names}
-        unseen = list[str]()
+        cells = {name: self._cells(name, given[name]) for name in names}
+        doubts = list[str]()
         try:
-            return self.served.encoder.transform(cells, unseen), unseen
+            return self.served.encoder.transform(cells, doubts), doubts
         except InputError:  # answers name the column, never a cell
             for column in self.served.encoder.columns:
                 kind = "dates" if column.is_date else "numbers"
                 require(_fits(column, cells), f"rows: {column.name!r}: expected {kind} as in training, or null")
+            raise
+
+    def _cells(self, name: str, given: Any) -> list[Any]:
+        try:
+            return list(self.cells.validate_python(given))
+        except ValidationError as error:
+            fits = not isinstance(given, list) or "too_long" in {each["type"] for each in error.errors()}
+            require(fits, f"rows: {name!r}: expected a list of texts, finite numbers, true, false or null")
             raise
 
     def _probabilities(self, given: list[Any]) -> Floats:
