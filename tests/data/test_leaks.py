@@ -122,9 +122,9 @@ def test_columns_that_tell_the_class_are_named(tmp_path: Path) -> None:
     file = patients(tmp_path / "p.csv", 900)
     result = CliRunner().invoke(app, ["inspect", str(file), "--target", "diagnosis", "--drop", "patient"])
     told = "alone tells the class of 100.0% of the rows: if it is known only after the class"
-    assert f"- column 'diagnosis code' {told}" in result.stdout
+    assert f"! column 'diagnosis code' {told}" in result.stdout
     assert "(--drop 'diagnosis code'; in Python drop=['diagnosis code'])" in result.stdout
-    assert f"- column 'severity' {told}" in result.stdout
+    assert f"! column 'severity' {told}" in result.stdout
     assert result.stdout.count("alone tells") == 2
     with pytest.warns(UserWarning, match="'diagnosis code' alone tells the class of 100.0%"):  # so does `train`
         rfdlc.load(file, target="diagnosis", drop=["patient", "severity"])

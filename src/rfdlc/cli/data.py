@@ -56,8 +56,8 @@ def inspect(
         named = pair.startswith("data.") and "=" in pair
         expect(named, f"{pair!r} is not an option: expected data.key=value, as data.fit=pad")
     options |= data_options(further or ())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # each is among the notes, which are shown
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", UserWarning)  # each is among the notes, which are shown
         data = rfdlc.load(source, **{name: value for name, value in options.items() if value is not None})
     found = Inspection.of(data)
     if plot is not None:
@@ -72,7 +72,7 @@ def inspect(
         _class_table(found),
         _region_table(found),
         "Checks",
-        *_checks(found),
+        *_checks(found, {str(each.message) for each in warned}),
         *([] if plot is None else [f"The picture of the tail is in {plot}"]),
     )
     check_broken(found.broken, request.skip_broken)
@@ -107,7 +107,7 @@ def _region_table(found: "Inspection") -> Any:
     return table
 
 
-def _checks(found: "Inspection") -> Iterator[Any]:
+def _checks(found: "Inspection", warned: set[str]) -> Iterator[Any]:
     """One line for each check: passed (✓), failed (!), or a remark (-)."""
     from rich.text import Text
 
@@ -127,4 +127,5 @@ def _checks(found: "Inspection") -> Iterator[Any]:
         yield "  - groups are not known: name lesions, patients or tracks with --groups"
     if found.repeated:
         yield f"  - {found.repeated:,} different samples occur more than once, in any split"
-    yield from (f"  - {note}" for note in data.notes)
+    for note in sorted(data.notes, key=lambda note: note not in warned):
+        yield Text.assemble("  ", ("! ", "yellow"), note) if note in warned else f"  - {note}"
