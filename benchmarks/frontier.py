@@ -115,7 +115,7 @@ FIELDS = (
 
 VIEWS = ("data", "run", "seed", "views", *METRICS[:5], "hardware", "versions", "commit")
 TRADED = ("data", "run", "seed", "penalty", "expected_loss", *METRICS[:5], "hardware", "versions", "commit")
-CALIBRATED = ("data", "run", "seed", "calibration", *METRICS, "hardware", "versions", "commit")
+CALIBRATED = ("data", "run", "seed", "epochs", "calibration", *METRICS, "hardware", "versions", "commit")
 LOSS = 0.005  # of expected accuracy, for a lower false head rate
 
 
@@ -197,7 +197,8 @@ def calibrated(options: argparse.Namespace, stamp: dict[str, str]) -> None:
         held, test = (Predictions.load(model.path / f"{name}.npz") for name in ("held-out", "predictions"))
         for name in CALIBRATORS:
             decider = model.decider.replace(calibration=name).fit(held, balanced=is_uniform(model.decider.target_prior))
-            named = {"data": options.source, "run": model.path.name, "seed": model.config.seed, "calibration": name}
+            named = {"data": options.source, "run": model.path.name, "seed": model.config.seed}
+            named |= {"epochs": model.config.epochs, "calibration": name}
             shown = written(metrics(test, decider), CALIBRATED)
             append(options.out, [named | shown | stamp], CALIBRATED)
             print(*named.values(), shown["accuracy"], shown["ece"], shown["nll"], flush=True)

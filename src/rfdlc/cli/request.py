@@ -218,10 +218,10 @@ class Request(UtilityRequest):
             once = f"--calibrate is given {len(given)} times for {count} inputs: expected once, or once per input"
             expect(len(given) in (0, count), once)
             return [replace(self, calibrate=given[i : i + 1]) for i in range(count)]
-        savers = [None if self.decider else reading.folder_decider(file) for file in files]
-        own = [saved is not None and saved.fitted is not None for saved in savers]
-        each = "all inputs have a calibration of their own: leave it out, or give it once per input"
-        expect(not all(own), f"--calibrate {given[0]}: {each}")
+        saved = [None if self.decider else reading.folder_decider(file) for file in files]
+        own = [each is not None and each.fitted is not None for each in saved]
+        fix = "all inputs have a calibration of their own: leave it out, or give it once per input"
+        expect(not all(own), f"--calibrate {given[0]}: {fix}")
         none: dict[str, Any] = {"calibrate": None, "calibration": None, "balanced": False}
         return [replace(self, **none) if kept else self for kept in own]
 

@@ -114,7 +114,7 @@ def load(
     """
     reader, place = find_reader(source, root)
     checked = _validated(reader, {"groups": groups, "test_fraction": test_fraction, "seed": seed} | options, source)
-    of_images = [Path(root).expanduser()] if root is not None and reader in LISTS else []
+    of_images = [expanded(root)] if root is not None and reader in LISTS else []
     data = reader(place, *of_images, **{name: value for name, value in checked.items() if name in options_of(reader)})
     if checked["groups"] is not None and "groups" not in options_of(reader):  # of a table, groups are a column
         data = _with_groups(data, Path(checked["groups"]).expanduser())
@@ -139,9 +139,13 @@ def check_source(source: Any, root: str | Path | None, options: Mapping[str, Any
         table.check_roles(str(place), names, *roles, *checked.get("drop", ()))
 
 
+def expanded(root: str | Path | None) -> Path | None:
+    return None if root is None else Path(root).expanduser()
+
+
 def locate(source: str | Path, root: str | Path | None) -> Path:
     """Where a path leads, inside the root. A list of images may lie elsewhere: then the root is that of its images."""
-    inside, path = Path() if root is None else Path(root).expanduser(), Path(source).expanduser()
+    inside, path = expanded(root) or Path(), Path(source).expanduser()
     if (inside / path).exists() or not path.exists():
         return inside / path
     listed = path.suffix.lower() == ".txt" or image_table.image_column(path, inside) is not None
@@ -174,7 +178,7 @@ def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
         if items.holds_items(source):
             return (items.read_rows if items.is_table(source) else items.read), source
         return (table.read if type(source).__name__ == "DataFrame" else arrays.from_memory), source
-    inside = Path() if root is None else Path(root).expanduser()
+    inside = expanded(root) or Path()
     path, names = locate(source, root), sorted(known_names())
     for each in SOURCES:
         if str(source).lower() in each.names:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rfdlc.data.dataset import Dataset, Split, as_inputs, choose_split
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import CROPPED, ImageFiles, Packed, PackedText, Resizing
-from rfdlc.data.load import find_reader, known_names, load, locate, options_of
+from rfdlc.data.load import expanded, find_reader, known_names, load, locate, options_of
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, shards
 from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, rows_of_splits, split_column
 from rfdlc.data.table import TableEncoder, text_column
@@ -103,7 +103,7 @@ def open_samples(
         expect(split is None, f"{files[0]}: an image file has no split {split!r}: leave it out")
         return _folder(*image_files.common_folder(files), spec, skip_broken)
     assert isinstance(source, str | Path)
-    place, folder = locate(source, root), None if root is None else Path(root).expanduser()
+    place, folder = locate(source, root), expanded(root)
     images = len(spec.input_shape) == 3
     if images and (column := image_table.image_column(place, folder)) is not None:
         target = _target(place, spec, [column])
@@ -137,7 +137,7 @@ def open_splits(
     source: str | Path, spec: InputSpec, *, root: str | Path | None = None, target: str | None = None, **options: Any
 ) -> tuple[dict[str, Samples], tuple[str, ...]]:
     """All splits of a source of images ("" where it has none), and the names of its classes, as they are found."""
-    place, folder = locate(source, root), None if root is None else Path(root).expanduser()
+    place, folder = locate(source, root), expanded(root)
     splits, names, features = [""], list[str](), f"{source}: holds features, not images: there is nothing to embed"
     table = image_table.image_column(place, folder) is not None
     named = table or target is None or shards.holds_shards(place)
@@ -197,7 +197,7 @@ def holds_features(source: Sources, root: str | Path | None = None) -> bool:
     if image_paths(source, root):
         return False
     assert isinstance(source, str | Path)
-    place, folder = locate(source, root), None if root is None else Path(root).expanduser()
+    place, folder = locate(source, root), expanded(root)
     if is_table(place):
         return image_table.image_column(place, folder) is None and not shards.holds_shards(place)
     reader, found = find_reader(source, root)

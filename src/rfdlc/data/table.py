@@ -3,6 +3,7 @@
 import re
 import shlex
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -210,7 +211,8 @@ class ColumnCode:
         """`_places`, and how else booleans, and codes that were read as numbers, may be spelt."""
         if holds_codes(self.categories):
             short = {text: text.lstrip("0") or "0" for text in self.categories}
-            once = [text for text, own in short.items() if [*short.values()].count(own) == 1]
+            times = Counter(short.values())
+            once = [text for text, own in short.items() if times[own] == 1]
             return {short[text] + end: self._places[text] for text in once for end in ("", ".0")} | self._places
         known = {text.lower(): self._places[text] for text in self.categories}
         if len(self.categories) != 2 or known.keys() != {"true", "false"}:
@@ -274,9 +276,9 @@ class ColumnCode:
         column = parse_column(self.name, cells, codes=False, start=start)
         if column.dtype.kind != ("M" if self.is_date else "f"):  # where all cells are missing, they are None
             kind, fits = ("dates", is_date) if self.is_date else ("numbers", is_number)
-            for row, text in enumerate(text_column(cells), start + 1):
-                wrong = f"column {self.name!r} holds {kind} in the training data, but here {text!r} in row {row}"
-                expect(text is None or fits(text), wrong)
+            here = enumerate(text_column(cells), start + 1)
+            wrong = next((f"{text!r} in row {row}" for row, text in here if text is not None and not fits(text)), None)
+            expect(wrong is None, f"column {self.name!r} holds {kind} in the training data, but here {wrong}")
         numbers = as_numbers(column)
         missing = np.isnan(numbers)
         self._tell_missing(missing, doubts)

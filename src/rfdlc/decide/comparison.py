@@ -100,7 +100,7 @@ def compare_outcomes(
 ) -> Comparison:
     """Compare outcomes of the same samples in the same order, one per seed on each side."""
     same = all(np.array_equal(a[0].targets, other.targets) for other in (*a, *b))
-    expect(same, "the runs have different samples: expected the same ones in the same order, or ids that differ")
+    expect(same, "the runs have different samples: expected the same ones in the same order, or ids without repeats")
     labels = {entry.name: entry.full_label for entry in entries(measure(a[0]))}
     rows = []
     for metric in METRICS.values():

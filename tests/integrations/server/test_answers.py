@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import mimetypes
-import shutil
 import subprocess
 import sys
 import threading
@@ -117,12 +116,18 @@ def test_a_form_with_several_files(served, model, samples):
     check(json.loads(answer), model, samples[:5])
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_forms_of_curl(served, model, samples, tmp_path):
+def test_a_form_as_curl_writes_it(served, model, samples):
+    """curl -F file=@0.png -F file=@1.png: a boundary of many dashes without quotes, and the type of each file."""
+    dashes = "-" * 24 + "KxUxpDfBp0fgWjt7gZ2wTJ"
+    head = 'form-data; name="file"; filename="{}.png"\r\nContent-Type: image/png\r\n\r\n'
+    body = b""
     for i in range(2):
-        (tmp_path / f"{i}.png").write_bytes(png(samples[i]))
-    words = ["curl", "-s", *(word for i in range(2) for word in ("-F", f"file=@{tmp_path}/{i}.png"))]
-    check(json.loads(subprocess.check_output([*words, f"{served.url}/decide"])), model, samples[:2])
+        body += f"--{dashes}\r\nContent-Disposition: {head.format(i)}".encode() + png(samples[i]) + b"\r\n"
+    status, _, answer = served.ask(
+        body + f"--{dashes}--\r\n".encode(), Content_Type=f"multipart/form-data; boundary={dashes}"
+    )
+    assert status == 200
+    check(json.loads(answer), model, samples[:2])
 
 
 def test_forms_of_web_pages_of_other_origins_are_refused(served, backend, start, samples):

@@ -32,6 +32,7 @@ PAUSE = 1.0  # seconds between attempts to load a model again
 DECIDED_INLINE = 2**15  # samples x (classes + actions) of a batch that is decided on the event loop, in a millisecond
 SMALL = 2**13  # cells of the tables of an answer that is written on the event loop, in a millisecond
 CHECKED = 50  # cells: what it costs to check an action of a utility
+MONTH = 1_000_000  # decisions of a month, for the rate of false alarms
 TURNS = 3  # of the event loop before a batch is formed, so that requests that have arrived are read first
 Batch = list[tuple["asyncio.Future[Answer]", NDArray[Any]]]  # samples of requests and their answers
 LOGGER = logging.getLogger("rfdlc.serve")

@@ -29,7 +29,7 @@ from rfdlc.decide.rules import UNFAMILIAR
 from rfdlc.decide.scores import CORRECTED, KIND
 from rfdlc.errors import InputError, expect
 from rfdlc.files import replacing
-from rfdlc.integrations.server.backend import Answer
+from rfdlc.integrations.server.backend import MONTH, Answer
 from rfdlc.integrations.server.metrics import Metrics
 from rfdlc.integrations.server.requests import Refusal, require
 from rfdlc.integrations.watching import DECIDERS, LABELS
@@ -40,7 +40,6 @@ RING = 2**18  # decisions whose labels may still come
 WAITING = 20 * ROWS  # rows that wait for a slow disk; more are not logged
 EDGES = (0.5, 0.7, 0.9, 0.99)  # of the largest probability: strata of reviews
 MONITORED = 1_000, 1_000_000  # of a file so many samples are tested at least, and so many probabilities at most
-MONTH = 1_000_000  # samples of a month, for the rate of false alarms
 LOGGED = ("time", "action", "expected_utility", "reason")
 MOST_LABELS, LONGEST, MOST_BYTES = 10_000, 200, 2**21
 FEEDBACK = f"expected ids and labels, two lists of the same length, up to {MOST_LABELS:,}, and optionally propensity"

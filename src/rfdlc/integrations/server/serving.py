@@ -24,7 +24,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.integrations.server.backend import Limits
+from rfdlc.integrations.server.backend import MONTH, Limits
 
 SHORTEST_TOKEN = 16
 URL_SAFE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -39,7 +39,7 @@ def serve(
     quiet: bool = False, certificate: str | Path | None = None, key: str | Path | None = None,
     versions: Mapping[str, str | Path] | None = None, name: str | None = None,
     log_decisions: str | Path | None = None, reference: str | Path | None = None,
-    decider: str | Path | Decider | None = None, per_month: int = 1_000_000,
+    decider: str | Path | Decider | None = None, per_month: int = MONTH,
 ) -> None:  # fmt: skip
     """Serve a run folder or an exported file until SIGTERM or Ctrl-C; accepted requests are answered first.
 
