@@ -5,6 +5,7 @@
     python benchmarks/frontier.py views cifar100-lt --data DIR --keep RUNS      frontier-views.csv
     python benchmarks/frontier.py traded cifar100-lt --keep RUNS      frontier-traded.csv
     python benchmarks/frontier.py calibrated cifar10-lt --keep RUNS   frontier-calibrated.csv
+    python benchmarks/frontier.py calibrated cifar10-lt --keep RUNS --data DIR --further NAME MORE      the same
 
 DIR holds cifar-100-python/ (and cifar-10-batches-py/ for cifar10-lt); any other source of `rfdlc.load` can take the
 place of cifar100-lt. `choose` never reads the test split. A fifth of long-tailed training data has one or two samples
@@ -19,7 +20,8 @@ come; without git, name the `--commit`. `leaderboard.py` puts them beside publis
 `measure --keep RUNS` left, by arg max of mean logits as most authors decide, with and without mirror images. `traded`:
 the same runs with fewer rare samples taken for frequent classes, for half a point of accuracy as held-out data say.
 `calibrated`: runs that `choose --keep RUNS` or `measure --keep RUNS` left, by each calibrator, fitted to their held-out
-samples.
+samples. With `--further`, evaluated on the training samples of another source, NAME in the folder MORE, that the runs
+did not train on, such as the paper's profile of the same images: by class means, among the classes that these have.
 """
 
 import argparse
@@ -27,7 +29,7 @@ import csv
 import json
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +45,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import is_uniform
 from rfdlc.training._stacking import OWN
 from rfdlc.training.model import Model
+from rfdlc.training.run import Run
 
 STRONG, PENALTIES = "rf-dlc-strong", (-0.25, -1.0)
 SIX_VIEWS = {"test_flip": True, "test_shift": 1}  # as STRONG predicts
@@ -88,10 +91,10 @@ MEASURED: dict[str, Row] = {
     "cross-entropy": ("ce", {}),
     "logit adjustment": ("la", {}),
     "rf-dlc": ("rf-dlc", {}),
-    "balpoe": ("balpoe", {"refit": True}),
-    "balpoe, warm refit, six views": ("balpoe", {"refit": True, "warm_refit": True, **SIX_VIEWS}),
-    "mdcs": ("mdcs", {"refit": True}),
-    "ncl": ("ncl", {"refit": True}),
+    **{  # trained and evaluated as STRONG
+        f"{rival}, 200 epochs": (rival, {"epochs": 200, "refit": True, "warm_refit": True, **SIX_VIEWS})
+        for rival in ("balpoe", "mdcs", "ncl")
+    },
     "rf-dlc-strong": (STRONG, {}),
     "rf-dlc-strong, cold refit, no shifts": (STRONG, {"warm_refit": False, "test_shift": 0}),
     "rf-dlc-strong, 200 epochs": (STRONG, {"epochs": 200}),
@@ -115,8 +118,9 @@ FIELDS = (
 
 VIEWS = ("data", "run", "seed", "views", *METRICS[:5], "hardware", "versions", "commit")
 TRADED = ("data", "run", "seed", "penalty", "expected_loss", *METRICS[:5], "hardware", "versions", "commit")
-CALIBRATED = ("data", "run", "seed", "epochs", "calibration", *METRICS, "hardware", "versions", "commit")
+CALIBRATED = ("data", "run", "seed", "split", "epochs", "calibration", *METRICS, "hardware", "versions", "commit")
 LOSS = 0.005  # of expected accuracy, for a lower false head rate
+BINS = 15  # of the ECE
 
 
 def metrics(predictions: Predictions, decider: rfdlc.Decider) -> dict[str, float]:
@@ -169,9 +173,18 @@ def views(options: argparse.Namespace, stamp: dict[str, str]) -> None:
             print(*named.values(), shown["accuracy"], flush=True)
 
 
-def expected_loss(model: Model, held: Predictions, penalty: float) -> float:
-    """What decisions with this penalty lose of the accuracy that is expected of held-out samples, classes equal."""
-    decider = model.decider.replace(utility=rfdlc.Utility.tail_sensitive(model.classes, penalty))
+def kept(folder: Path) -> Iterator[tuple[Run, rfdlc.Decider]]:
+    """Runs of a folder and their deciders; their weights need not be there."""
+    for run in map(Run, sorted(folder.iterdir())):
+        yield run, rfdlc.Decider.load(run.path / "decider.json").replace(classes=run.classes)
+
+
+def penalised(decider: rfdlc.Decider, penalty: float) -> rfdlc.Decider:
+    return decider.replace(utility=rfdlc.Utility.tail_sensitive(decider.utility.classes, penalty))
+
+
+def expected_loss(decider: rfdlc.Decider, held: Predictions) -> float:
+    """What these decisions lose of the accuracy that is expected of held-out samples, classes equal."""
     labels = np.asarray(held.targets)
     weights = 1 / np.bincount(labels)[labels]
     p, decided = decider.probabilities(held), decider.decide(held)
@@ -180,26 +193,52 @@ def expected_loss(model: Model, held: Predictions, penalty: float) -> float:
 
 def traded(options: argparse.Namespace, stamp: dict[str, str]) -> None:
     """Runs with the largest penalty (steps of .05) that loses at most `LOSS` on the held-out samples."""
-    for model in map(Model.load, sorted(options.keep.iterdir())):
-        held, test = (Predictions.load(model.path / f"{name}.npz") for name in ("held-out", "predictions"))
-        losses = {-step / 20: expected_loss(model, held, -step / 20) for step in range(21)}
+    for run, decider in kept(options.keep):
+        held, test = (Predictions.load(run.path / f"{name}.npz") for name in ("held-out", "predictions"))
+        losses = {-step / 20: expected_loss(penalised(decider, -step / 20), held) for step in range(21)}
         penalty = min(penalty for penalty, loss in losses.items() if loss <= LOSS)
-        decider = model.decider.replace(utility=rfdlc.Utility.tail_sensitive(model.classes, penalty))
-        named = {"data": options.source, "run": model.path.name, "seed": model.config.seed, "penalty": penalty}
-        shown = written({"expected_loss": losses[penalty]} | metrics(test, decider), TRADED)
+        named = {"data": options.source, "run": run.path.name, "seed": run.config.seed, "penalty": penalty}
+        shown = written({"expected_loss": losses[penalty]} | metrics(test, penalised(decider, penalty)), TRADED)
         append(options.out, [named | shown | stamp], TRADED)
         print(*named.values(), shown["accuracy"], shown["false_head_rate"], flush=True)
 
 
+def predict_further(options: argparse.Namespace) -> None:
+    """`further.npz` in each run: predictions of training samples of another source that are not among its own."""
+    known = {image.tobytes() for image in np.asarray(rfdlc.load(options.source, root=options.data).train.inputs)}
+    name, root = options.further
+    other = rfdlc.load(name, root=root).train
+    new = other.take(np.flatnonzero([image.tobytes() not in known for image in np.asarray(other.inputs)]))
+    for path in sorted(options.keep.iterdir()):
+        Model.load(path).predict(new).save(path / "further.npz")
+
+
+def among_present(predictions: Predictions, decider: rfdlc.Decider) -> dict[str, float]:
+    """Accuracy, ECE and NLL by class means, given that a sample is of a class that these predictions have."""
+    labels = np.asarray(predictions.targets)
+    present, own, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    p = decider.probabilities(predictions)[:, present]
+    p /= p.sum(axis=1, keepdims=True)
+    right, weights = p.argmax(axis=1) == own, 1 / (counts * len(counts))[own]
+    bins = np.minimum((p.max(axis=1) * BINS).astype(int), BINS - 1)
+    gaps = np.bincount(bins, weights * (right - p.max(axis=1)))
+    nll = -np.log(np.maximum(p[np.arange(len(p)), own], 1e-300))
+    return {"accuracy": float(weights @ right), "ece": float(np.abs(gaps).sum()), "nll": float(weights @ nll)}
+
+
 def calibrated(options: argparse.Namespace, stamp: dict[str, str]) -> None:
     """Runs by each calibrator, as a training fits it."""
-    for model in map(Model.load, sorted(options.keep.iterdir())):
-        held, test = (Predictions.load(model.path / f"{name}.npz") for name in ("held-out", "predictions"))
+    if options.further and options.data:
+        predict_further(options)
+    split = "further" if options.further else "test"
+    for run, decider in kept(options.keep):
+        held = Predictions.load(run.path / "held-out.npz")
+        scored = Predictions.load(run.path / f"{'further' if options.further else 'predictions'}.npz")
         for name in CALIBRATORS:
-            decider = model.decider.replace(calibration=name).fit(held, balanced=is_uniform(model.decider.target_prior))
-            named = {"data": options.source, "run": model.path.name, "seed": model.config.seed}
-            named |= {"epochs": model.config.epochs, "calibration": name}
-            shown = written(metrics(test, decider), CALIBRATED)
+            fitted = decider.replace(calibration=name).fit(held, balanced=is_uniform(decider.target_prior))
+            named = {"data": options.source, "run": run.path.name, "seed": run.config.seed, "split": split}
+            named |= {"epochs": run.config.epochs, "calibration": name}
+            shown = written((among_present if options.further else metrics)(scored, fitted), CALIBRATED)
             append(options.out, [named | shown | stamp], CALIBRATED)
             print(*named.values(), shown["accuracy"], shown["ece"], shown["nll"], flush=True)
 
@@ -265,6 +304,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=25, help="held-out samples per class (choose)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", type=Path, help="folder in which the runs stay")
+    parser.add_argument("--further", nargs=2, metavar=("NAME", "MORE"), help="another source, and its folder")
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
     choosing = options.command == "choose"
