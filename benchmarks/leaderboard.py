@@ -56,8 +56,9 @@ the test set.
 
 `rf-dlc-strong` trains for 400 epochs on nine tenths of the samples, calibrates on the others, and trains the same
 networks for 400 epochs on all. It predicts from an image, two shifted copies and their mirror images. *Cold refit, no
-shifts*: new networks for the second training, predictions from image and mirror image. Other methods train once and
-predict from the image alone ([what that gives](methods.md#rf-dlc-paper-rf-dlc-rf-dlc-strong)).
+shifts*: new networks for the second training, predictions from image and mirror image. *Again*: the first seeds once
+more, in a smaller stack. BalPoE, MDCS and `ncl` train and predict here as `rf-dlc-strong`, 200 epochs. Other methods
+train once and predict from the image alone ([what that gives](methods.md#rf-dlc-paper-rf-dlc-rf-dlc-strong)).
 
 *Accuracy traded for FHR*: decisions with a penalty for rare samples taken for frequent classes, of the runs with a cold
 refit and of those with 8 particles. It is the largest that loses at most half a point of the accuracy that is expected
