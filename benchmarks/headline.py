@@ -70,7 +70,9 @@ def scratch() -> tuple[str, str]:
 
     rival = "balpoe, 200 epochs"
     published = rows("../published", data="cifar100-lt", row=rival)[0]
-    theirs = f"BalPoE, as published: {published['accuracy']}; trained and evaluated as ours for a minute: {cells(rival)}"
+    theirs = (
+        f"BalPoE, as published: {published['accuracy']}; trained and evaluated as ours for a minute: {cells(rival)}"
+    )
     return theirs, f"{cells('rf-dlc-strong')} in two minutes; {cells('rf-dlc-strong, 200 epochs')} in one"
 
 
