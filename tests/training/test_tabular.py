@@ -27,7 +27,7 @@ from rfdlc.errors import listing
 from rfdlc.progress import shown
 from rfdlc.training import tabular
 from rfdlc.training.methods import resolve
-from rfdlc.training.networks.mixture import Forest, Mixture, boosting, forest, linear, perceptron, products
+from rfdlc.training.networks.mixture import MANY, Forest, Mixture, boosting, forest, linear, perceptron, products
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +78,35 @@ def test_trees_are_evaluated_as_scikit_learn_does(classes):
     found = LogisticRegression(max_iter=300).fit(scaled, y)
     ours = tabular._fit_quadratic(classes, X, y, None, 0)(torch.tensor(X))[0].softmax(-1)
     np.testing.assert_allclose(ours, found.predict_proba(scaled), atol=5e-3)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_many_samples_at_a_time_have_the_values_of_few(classes):
+    X, y = problem(classes)
+    prior, x = np.bincount(y) / len(y), torch.tensor(X)
+    x[7, 2] = np.nan
+    models = [boosting(HistGradientBoostingClassifier(max_iter=20, random_state=k).fit(X, y), classes) for k in (0, 1)]
+    forests = [forest(RandomForestClassifier(20, random_state=k).fit(X, y), prior) for k in (0, 1)]
+    for both in (type(each[0]).joined(each) for each in (models, forests)):
+        assert both._trees
+        few = torch.cat([both(part) for part in x.split(MANY - 1)], dim=1)
+        np.testing.assert_allclose(both(x), few, atol=1e-5)
+
+
+def test_nodes_of_a_file_that_are_mixed_up_are_walked_all_the_same():
+    """Two trees that end in a leaf of the second; then a node that is its own child on one side alone."""
+    numbers = {
+        "threshold": torch.zeros(4),
+        "value": torch.tensor([[0.0], [0], [5], [7]]),
+        "baseline": torch.zeros(1, 1),
+    }
+    x = torch.linspace(-1, 1, 2 * MANY)[:, None]
+    for left, right, right_sum in (([2, 2, 2, 3], [3, 3, 2, 3], 14.0), ([0, 2, 2, 3], [3, 3, 2, 3], 14.0)):
+        indices = {"left": left, "right": right, "feature": [0] * 4, "roots": [[0, 1]]}
+        state = {name: torch.tensor(values) for name, values in indices.items()} | numbers
+        sums = Forest.rebuilt(state, 1, 1).sums(x)[0, :, 0]
+        assert sums[-1] == right_sum
+        assert sums[0] == (10 if left[0] else 5)
 
 
 @pytest.mark.parametrize("seen", [[0, 2], [0, 2, 3]])

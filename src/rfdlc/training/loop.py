@@ -38,7 +38,7 @@ from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
 from rfdlc.training.step import Step, reduced
 
-EVALUATED = 256  # samples that are evaluated together
+EVALUATED, ROWS = 256, 4096  # samples that are evaluated together: images, and rows of features
 WHITENED_AT_ONCE = 2**29  # values of a training split
 SMALLEST_CROPPED = 16  # pixels: smaller images are cropped by less than others
 SHARES = 5  # a stream of random numbers beside those of order, augmentation, mixing, sampled weights and dropout
@@ -321,9 +321,10 @@ def _evaluated(
         yield from (inputs for inputs, _ in loader.in_order())
         return
     inputs, scaled = torch.from_numpy(split.array).to(device), normaliser(normalisation, split.array.shape[1:], device)
-    mine = shard(len(split), group.rank, group.world_size, EVALUATED)
-    for start in range(mine.start, mine.stop, EVALUATED):
-        yield scaled(inputs[start : min(start + EVALUATED, mine.stop)])
+    size = EVALUATED if inputs.ndim > 2 else ROWS
+    mine = shard(len(split), group.rank, group.world_size, size)
+    for start in range(mine.start, mine.stop, size):
+        yield scaled(inputs[start : min(start + size, mine.stop)])
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from rfdlc.errors import expect
 from rfdlc.progress import announce, live
 from rfdlc.training.config import SAFETY, TrainConfig
 from rfdlc.training.factories import carried_prior
-from rfdlc.training.loop import PreparedStage, epochs, split_outputs
+from rfdlc.training.loop import ROWS, PreparedStage, epochs, split_outputs
 from rfdlc.training.methods import NETWORKS, Method
 from rfdlc.training.model import choose_device, method_net, sensible_threads
 from rfdlc.training.networks import mixture
@@ -243,7 +243,7 @@ def _fit_all(
             return None
     for model, (_, held) in zip(models, splits, strict=False):
         with torch.no_grad():
-            pieces = [model(torch.from_numpy(x[some]))[0] for some in np.array_split(held, -(-len(held) // 256))]
+            pieces = [model(torch.from_numpy(x[some]))[0] for some in np.array_split(held, -(-len(held) // ROWS))]
         logits.append(torch.cat(pieces).numpy())
     return type(models[0]).joined(models), np.concatenate(logits)
 

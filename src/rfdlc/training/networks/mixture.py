@@ -5,17 +5,20 @@ A member maps features (B, F) to the logits (K, B, C) of K models: one per fold,
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.tree._tree import NODE_DTYPE, Tree
 from torch import Tensor, nn
 
 from rfdlc.errors import choose, expect
 from rfdlc.training.networks.particles import Combination, ParticleNet
 
 UNLIKELY = 5.0  # nats below the least likely class
+MANY = 32  # samples, from which a loop over trees pays
 VOTES_OF_THE_PRIOR = 1.0  # that a forest is short of: no class is impossible where no tree has seen it
 
 
@@ -79,6 +82,9 @@ class Trees(nn.Module):
 
     def sums(self, x: Tensor) -> Tensor:
         """(B, F) -> (K, B, C)."""
+        plain = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+        if plain and len(x) >= MANY and self._trees:
+            return self._added(x.numpy())
         node = self.roots.reshape(-1).expand(x.shape[0], -1)  # (B, K * T)
         for _ in range(self.depth):
             exceeds = x.gather(1, self.feature[node]) > self.threshold[node]
@@ -86,6 +92,37 @@ class Trees(nn.Module):
         models, classes = self.baseline.shape
         values = self.value[node].reshape(x.shape[0], models, -1, classes).sum(2)
         return (values + self.baseline).transpose(0, 1)
+
+    @cached_property
+    def _trees(self) -> list[Any]:
+        """The trees as scikit-learn walks them, ten times as fast on a CPU; none where nodes of a file are mixed up."""
+        left, right, own = self.left.numpy(), self.right.numpy(), np.arange(len(self.left))
+        roots, leaf = self.roots.numpy().reshape(-1), left == own
+        ends = np.append(np.unique(roots), len(own))
+        tree = np.searchsorted(ends, own, side="right")
+        if (leaf != (right == own)).any() or (tree[[left, right]] != tree).any():
+            return []
+        nodes = np.zeros(len(own), NODE_DTYPE)
+        nodes["feature"], nodes["threshold"], nodes["missing_go_to_left"] = self.feature, self.threshold, 1
+        start = ends[tree - 1]
+        nodes["left_child"], nodes["right_child"] = np.where(leaf, -1, (left - start, right - start))
+        found = []
+        for root in roots:
+            part = nodes[root : ends[tree[root]]]
+            state = {"nodes": part, "node_count": len(part), "values": np.zeros((len(part), 1, 1))}
+            found.append(Tree(int(self.feature.max()) + 1, np.ones(1, np.intp), 1))
+            found[-1].__setstate__(state | {"max_depth": self.depth})
+        return found
+
+    def _added(self, x: NDArray[np.float32]) -> Tensor:
+        """`sums` of many samples, tree by tree."""
+        found = np.repeat(self.baseline.numpy()[:, None], len(x), axis=1)
+        value, turns = self.value.numpy(), self.baseline.shape[1] if self.value.shape[1] == 1 else 1
+        for number, (root, tree) in enumerate(zip(self.roots.reshape(-1).tolist(), self._trees, strict=True)):
+            model, turn = divmod(number, self.roots.shape[1])
+            own = found[model] if turns == 1 else found[model, :, turn % turns, None]
+            own += value[root + tree.apply(x)]
+        return torch.from_numpy(found)
 
 
 class Boosting(Trees):
