@@ -32,6 +32,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,7 +43,6 @@ import rfdlc
 from recording import RESULTS, append, commit, hardware, versions
 from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.priors import is_uniform
 from rfdlc.training._stacking import OWN
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
@@ -227,17 +227,17 @@ def among_present(predictions: Predictions, decider: rfdlc.Decider) -> dict[str,
 
 
 def calibrated(options: argparse.Namespace, stamp: dict[str, str]) -> None:
-    """Runs by each calibrator, as a training fits it."""
+    """Runs by each calibrator, fitted with samples that count alike, and with classes that do."""
     if options.further and options.data:
         predict_further(options)
     split = "further" if options.further else "test"
     for run, decider in kept(options.keep):
         held = Predictions.load(run.path / "held-out.npz")
         scored = Predictions.load(run.path / f"{'further' if options.further else 'predictions'}.npz")
-        for name in CALIBRATORS:
-            fitted = decider.replace(calibration=name).fit(held, balanced=is_uniform(decider.target_prior))
+        for name, even in product(CALIBRATORS, (False, True)):
+            fitted = decider.replace(calibration=name).fit(held, balanced=even)
             named = {"data": options.source, "run": run.path.name, "seed": run.config.seed, "split": split}
-            named |= {"epochs": run.config.epochs, "calibration": name}
+            named |= {"epochs": run.config.epochs, "calibration": name + ", classes alike" * even}
             shown = written((among_present if options.further else metrics)(scored, fitted), CALIBRATED)
             append(options.out, [named | shown | stamp], CALIBRATED)
             print(*named.values(), shown["accuracy"], shown["ece"], shown["nll"], flush=True)
