@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import rfdlc
+from rfdlc.decide.predictions import Predictions
 from rfdlc.training.loop import build_stages
 from rfdlc.training.methods import find_method
 from rfdlc.training.step import Step
@@ -45,6 +46,16 @@ def test_it_continues_with_the_weights_of_the_first_training(images, tmp_path):
     assert_same(first, model)
     with np.load(tmp_path / "run/held-out.npz") as held, np.load(tmp_path / "first/held-out.npz") as same:
         np.testing.assert_allclose(held["logits"], same["logits"], atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"warm_refit": False}, {"refit": False}])
+def test_only_before_it_held_out_samples_count_alike(images, tmp_path, settings):
+    given = SMALL | {"calibration": "prior-corrected-temperature", "target_prior": "uniform"} | settings
+    model = rfdlc.train(images, "rf-dlc", tmp_path / "run", **given)
+    held = Predictions.load(tmp_path / "run/held-out.npz")
+    alike, weighed = (model.decider.fit(held, balanced=balanced).fitted for balanced in (False, True))
+    assert abs(alike.temperature - weighed.temperature) > 1e-3
+    assert model.decider.fitted == (weighed if settings else alike)
 
 
 def test_runs_of_a_stack_equal_runs_alone_and_resumed_ones(images, tmp_path, monkeypatch):
