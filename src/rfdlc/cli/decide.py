@@ -233,8 +233,13 @@ def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":
     """Each file with the same options, as `evaluate` reads them, and perhaps a calibration file of its own."""
     from rfdlc.integrations.report.runs import alike, prepared, run_names
 
-    each = zip(files, run_names(files), request.of_each(files), strict=True)
-    return alike([prepared(name, *own.prepare(file), file) for file, name, own in each])
+    known = (file / "classes.json" for file in files)
+    like = next((rfdlc.Classes.from_json(file) for file in known if file.is_file()), None)
+    runs: list[ReportRun] = []
+    for file, name, own in zip(files, run_names(files), request.of_each(files), strict=True):
+        runs.append(prepared(name, *own.prepare(file, like), file))
+        like = like or runs[0].classes
+    return alike(runs)
 
 
 def _calibrated(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> list[str]:

@@ -152,11 +152,20 @@ class Request(UtilityRequest):
     logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
     decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
 
-    def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
-        """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
+    def prepare(self, file: Path, like: "rfdlc.Classes | None" = None) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
+        """Read the predictions; make the decider, or change the saved one, and fit it if asked.
+
+        The classes of a table are in the order of those that it is to be compared with.
+        """
         from rfdlc.tables import is_table
 
+        beside = file / "held-out.npz"
+        if (self.calibration or self.balanced) and not self.calibrate and beside.is_file():
+            return replace(self, calibrate=[beside]).prepare(file, like)
         classes = known = self.checked_classes()
+        if like is not None and is_table(file):
+            same = classes is not None and {*classes.names} == {*like.names}
+            classes = known = classes.in_order(like.names) if classes is not None and same else classes or like
         saved = self.saved_decider if classes is None and is_table(file) else None
         if saved is not None:  # it knows its classes
             known = rfdlc.Classes(saved.utility.classes.names)
@@ -172,7 +181,7 @@ class Request(UtilityRequest):
     def checked_classes(self) -> "rfdlc.Classes | None":
         """The classes that the options name; raises for options that do not fit together."""
         fits, files = self.calibrate or not (self.calibration or self.balanced), len(self.calibrate or ())
-        expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
+        expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, too (--calibrate FILE)")
         expect(files < 2, f"--calibrate is given {files} times: expected one file for the one input")
         check_sets(self.sets, self.coverage)
         return None if self.classes is None else reading.read_classes(self.classes)
@@ -189,6 +198,9 @@ class Request(UtilityRequest):
         built = self.costs is None and self.utility in (None, *reading.BUILDERS)
         utility = self.read_utility(known if named or built else None, saved)
         prior = None if self.train_prior is None else reading.read_prior(self.train_prior, "training prior")
+        own_prior = f"--train-prior: {file} knows the class prior of its scores: leave the option out"
+        known_prior = saved is not None and saved.train_prior is not None and self.decider is None
+        expect(prior is None or not known_prior, own_prior)
         wanted, estimated = self.target_prior, self.target_prior == "estimate"
         target = None if wanted is None or estimated else reading.read_prior(wanted, "target prior")
         given: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
@@ -211,19 +223,22 @@ class Request(UtilityRequest):
     def of_each(self, files: list[Path]) -> "list[Self]":
         """The requests of several inputs, which have one calibration file each, or share one but for run folders.
 
-        A run has been calibrated by its own held-out samples: those of another model would not fit.
+        A run has been calibrated by its own held-out samples: those of another model do not fit, nor does its prior.
         """
-        given, count = self.calibrate or [], len(files)
+        given, count, each = self.calibrate or [], len(files), [self] * len(files)
+        saved = [None if self.decider else reading.folder_decider(file) for file in files]
         if len(given) != 1 or count == 1:
             once = f"--calibrate is given {len(given)} times for {count} inputs: expected once, or once per input"
             expect(len(given) in (0, count), once)
-            return [replace(self, calibrate=given[i : i + 1]) for i in range(count)]
-        saved = [None if self.decider else reading.folder_decider(file) for file in files]
-        own = [each is not None and each.fitted is not None for each in saved]
-        fix = "all inputs have a calibration of their own: leave it out, or give it once per input"
-        expect(not all(own), f"--calibrate {given[0]}: {fix}")
-        none: dict[str, Any] = {"calibrate": None, "calibration": None, "balanced": False}
-        return [replace(self, **none) if kept else self for kept in own]
+            each = [replace(self, calibrate=given[i : i + 1]) for i in range(count)]
+        else:
+            own = [run is not None and run.fitted is not None for run in saved]
+            fix = "all inputs have a calibration of their own: leave it out, or give it once per input"
+            expect(not all(own), f"--calibrate {given[0]}: {fix}")
+            none: dict[str, Any] = {"calibrate": None, "calibration": None, "balanced": False}
+            each = [replace(self, **none) if kept else self for kept in own]
+        mixed = None in saved  # a prior is that of inputs which do not know theirs
+        return [replace(one, train_prior=None) if mixed and run else one for one, run in zip(each, saved, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -239,9 +254,9 @@ class LabelledRequest(Request):
         expect(self.target is None or self.labels is not None, own)
         return super().checked_classes()
 
-    def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
+    def prepare(self, file: Path, like: "rfdlc.Classes | None" = None) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
         """With the labels of a file, matched by id: as it is, or by the name of the file where it is a path."""
-        predictions, decider = super().prepare(file)
+        predictions, decider = super().prepare(file, like)
         if self.labels is None:
             return predictions, decider
         from rfdlc.data.load import IDS, id_column
