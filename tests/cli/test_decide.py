@@ -539,6 +539,30 @@ def test_each_input_may_have_a_calibration_file_of_its_own(run, folder):
     assert (code, "3 times for 2 inputs: expected once, or once per input" in err) == (2, True)
 
 
+def test_a_run_keeps_its_prior_beside_a_table_whose_classes_are_in_another_order(run, folder):
+    Path("fitted").mkdir()
+    words = ("--classes", "counts.csv", "--train-prior", "uniform", "--calibrate", "val.csv")
+    run("decide", "test.csv", *words, "--save-decider", "fitted/decider.json")
+    classes = Classes.from_counts({"cat": 500, "dog": 60, "newt": 8})
+    for name, to in (("test.csv", "fitted/predictions.npz"), ("val.csv", "fitted/held-out.npz")):
+        Predictions.load(name, classes).save(to)
+    classes.to_json("fitted/classes.json")
+    own = json.loads(run("evaluate", "fitted", "--json")[1])
+    beside = json.loads(run("evaluate", "test.csv", "--classes", "counts.csv", "--train-prior", "train", "--json")[1])
+    Path("sorted.csv").write_text("class,count,group\nnewt,8,wild\ncat,500,pet\ndog,60,pet\n")
+    for more in ((), ("--classes", "sorted.csv")):
+        words = ("fitted", "test.csv", "--utility", "tail-sensitive", *more, "--train-prior", "train", "--json")
+        code, out, err = run("compare", *words)
+        assert (code, err) == (0, "")
+        row = next(row for row in json.loads(out)["differences"] if row["name"] == "nll")
+        assert (row["a"], row["b"]) == pytest.approx((own["nll"], beside["nll"]))
+    code, _, err = run("evaluate", "fitted", "--train-prior", "train")
+    assert (code, "fitted knows the class prior of its scores: leave the option out" in err) == (2, True)
+    again = json.loads(run("evaluate", "fitted", "--calibration", "temperature", "--json")[1])["nll"]
+    words = ("--calibrate", "fitted/held-out.npz", "--calibration", "temperature", "--json")
+    assert again == json.loads(run("evaluate", "fitted", *words)[1])["nll"] != own["nll"]
+
+
 def test_evaluate_says_whether_the_promise_is_met(run, folder):
     assert "decisions are worth less than promised" in " ".join(run("evaluate", "test.csv")[1].split())
     assert "the promise is met" in " ".join(run("evaluate", "test.csv", "--calibrate", "val.csv")[1].split())
