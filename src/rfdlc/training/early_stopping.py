@@ -1,7 +1,7 @@
 """Early stopping: a training ends when its held-out loss has not fallen for long, with the weights of the best epoch.
 
 When it ends follows from the history alone, so that an interrupted run ends where an undisturbed one does. So does the
-number of epochs of a refit that would end after its budget.
+number of epochs of a refit that would not end with its budget.
 """
 
 import numpy as np
@@ -16,6 +16,7 @@ from rfdlc.training.run import Run, checksummed, read_weights
 
 BEST = "best.safetensors"
 SHORTEST = 0.25  # of the planned epochs: trained for less, networks may lose again what they know
+LONGER, LONGEST = 1.2, 2  # times as many: from where it is worth a change, and at most
 
 
 def check_patience(run: Run, data: Dataset, single: bool) -> None:
@@ -52,19 +53,21 @@ def ends_early(run: Run) -> bool:
     return sum(epoch > min(losses)[1] for _, epoch in losses) >= run.config.patience
 
 
-def shorten_refit(run: Run) -> None:
-    """Where epochs took longer than measured, plan fewer for a warm refit, so that it ends within the budget."""
-    plan = run.tuning
-    if not (run.config.budget and run.config.warm_refit and run.refits and "chosen" in plan) or run.config.patience:
+def plan_refit(run: Run) -> None:
+    """Where epochs took longer or shorter than measured, plan as many for a warm refit as the budget has time for."""
+    plan, config = run.tuning, run.config
+    planned_before = "refit_epochs" in plan.get("chosen", ["refit_epochs"])
+    if planned_before or not (config.budget and config.warm_refit and run.refits) or config.patience:
         return
-    seconds = [row["seconds"] for row in run.history]
-    left = SAFETY * (run.config.budget - plan["measured"] - sum(plan["seconds"]) - sum(seconds))
-    planned, possible = run.config.refit_epochs or run.config.epochs, int(left / max(np.mean(seconds), 1e-9))
-    if possible < planned and run.phase < run.config.trainings:
-        found = max(1, possible, round(SHORTEST * planned))
-        run.config = run.config.replace(refit_epochs=found)
+    seconds = [row["seconds"] for row in run.history if row["phase"] < config.folds]
+    left = SAFETY * (config.budget - plan["measured"] - sum(plan["seconds"]) - sum(seconds))
+    planned, possible = config.refit_epochs or config.epochs, int(left / max(np.mean(seconds), 1e-9))
+    if run.phase < config.trainings and not planned <= possible < LONGER * planned:
+        found = max(1, round(SHORTEST * planned), min(possible, LONGEST * planned))
+        run.config = config.replace(refit_epochs=found)
         run.write_json("tuning.json", {**plan, "chosen": {**plan["chosen"], "refit_epochs": found}})
-        announce(f"shorter    {found} of {planned} epochs on all samples: epochs took longer than measured")
+        told, why = ("shorter", "longer") if found < planned else ("longer", "less time")
+        announce(f"{told:<11}{found} instead of {planned} epochs on all samples: epochs took {why} than measured")
 
 
 def _losses(run: Run, phase: int) -> list[tuple[float, int]]:

@@ -32,7 +32,7 @@ from rfdlc.progress import announce, live, speaks
 from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup
-from rfdlc.training.early_stopping import BEST, check_patience, ends_early, keep_best, restore_best, shorten_refit
+from rfdlc.training.early_stopping import BEST, check_patience, ends_early, keep_best, plan_refit, restore_best
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs, views_of
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider, sensible_threads
@@ -191,7 +191,7 @@ class Trainer:
             fold = self.data.train.folds(run.config.folds, run.config.seed) if run.phase else np.empty(0)
             _calibrate(run, _joined(run, predictions, int(np.isin(fold, range(run.phase)).sum())))
         run.phase, run.epoch = run.phase + 1, 0
-        shorten_refit(run)
+        plan_refit(run)
         warm = run.refits and run.config.warm_refit
         run.trained = {name: own.clone() for name, own in model.net.state_dict().items()} if warm else {}
         return None if run.phase < run.config.trainings else self._finish(run, model.net.requires_grad_(True), write)
