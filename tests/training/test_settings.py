@@ -75,6 +75,14 @@ def test_wrong_settings_say_what_is_right(given, message):
         TrainConfig(**given)
 
 
+def test_a_small_cnn_that_is_asked_for_trains_as_one_that_a_budget_chooses():
+    small = {"optimiser": "adamw", "learning_rate": 3e-3, "weight_decay": 1e-2, "warmup": 1}
+    _, found = resolve("rf-dlc", "", {"backbone": "cnn"}, "images", 500)
+    assert {name: getattr(found, name) for name in small} == small
+    _, kept = resolve("rf-dlc", "", {"backbone": "cnn", "learning_rate": 0.05}, "images", 500)
+    assert (kept.optimiser, kept.learning_rate) == ("sgd", 0.05)
+
+
 def test_unknown_method():
     with pytest.raises(InputError, match="did you mean 'rf-dlc'"):
         resolve("rf-dcl", "digits-lt", {})

@@ -13,6 +13,7 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.training.config import SAFETY, TrainConfig
 from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import epochs
+from rfdlc.training.methods import SMALL_CNN
 from rfdlc.training.model import sensible_threads
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Run
@@ -23,7 +24,6 @@ QUICK, SLACK = 0.01, 4  # of a budget, for the smallest network; how many times 
 TOO_FEW_STEPS, OF_SMALL = 2000, 500  # of a training, with which a smaller network learns more; of the small ones
 SIDES = (64, 32)  # in pixels, of larger images that are made smaller where a budget is short
 SMALL = {"backbone": "cnn", "mixup": 0.0}  # learns in few steps, with this optimiser unless the user has chosen
-RATES = {"optimiser": "adamw", "learning_rate": 3e-3, "weight_decay": 1e-2, "warmup": 1}
 ENOUGH = 0.02  # of a budget, or a second, after which more than five steps are not needed
 
 
@@ -109,7 +109,9 @@ def _smaller(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> l
     if net.name not in ("resnet32", "resnet50") or given & {"backbone", "shared_stages"}:
         return []
     sized = side <= SIDES[0] or "image_size" in given | run.metadata["data"]["options"].keys()
-    small = {name: value for name, value in SMALL.items() if name not in given} | ({} if given & {*RATES} else RATES)
+    small = {name: value for name, value in SMALL.items() if name not in given} | (
+        {} if given & {*SMALL_CNN} else SMALL_CNN
+    )
     found = [{**small, "image_size": own} for own in ([config.image_size] if sized else SIDES)]
     several = config.particles > 1 and run.method.combination is as_they_are and len(config.prior_tau) < 2
     fixed = given & {"particles", "learning_rate", "weight_decay"}

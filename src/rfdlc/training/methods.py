@@ -152,6 +152,7 @@ class Method:
 
 ROWS = {"table": (64, 1024), "features": (64, 128), "images": (32, 128)}  # of a batch, by the preset
 FEWEST_STEPS = 500  # of a training on features
+SMALL_CNN = {"optimiser": "adamw", "learning_rate": 3e-3, "weight_decay": 1e-2, "warmup": 1}  # of backbone=cnn
 FOLDS, MOST_FOLDED = 3, 20_000  # folds that calibrate heads and fine-tuned networks, up to so many samples
 
 # The paper's protocol: steps x 0.01 after 80% and 90% of the epochs (audited); a linear head unless margins are used.
@@ -322,8 +323,10 @@ def resolve(
     found |= found.pop("heads", {}).get(overrides.get("head", found.get("head")), {})
     sized = _sized(found["preset"], samples)
     mixes = found["preset"] == "table" and row.mixes and overrides.get("backbone", "mixture") in TABULAR
-    mixed = MIXED if mixes else {}
-    return row, row.configure({**row.settings, **sized, **found, **mixed, **overrides, "preset": found["preset"]})
+    suited = (
+        MIXED if mixes else SMALL_CNN if overrides.get("backbone") == "cnn" and not {*SMALL_CNN} & {*overrides} else {}
+    )
+    return row, row.configure({**row.settings, **sized, **found, **suited, **overrides, "preset": found["preset"]})
 
 
 def _sized(preset: str, samples: int) -> dict[str, int]:
