@@ -90,16 +90,15 @@ class UtilityRequest:
         """
         check_sets(self.sets, self.coverage)
         prior = None if self.target_prior is None else reading.read_prior(self.target_prior, "target prior")
-        asked = self.sets or self.budget or self.unfamiliar
+        asked, file = self.sets or self.budget or self.unfamiliar, model / "classes.json"
+        wrong = runs_inside(model) or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
+        expect(model.suffix == ".onnx" or file.is_file(), wrong)  # before what predicts is loaded
         if all(value is None for value in (self.utility, self.costs, self.penalty, self.abstain, self.expert, asked)):
             return {"utility": None, "target_prior": prior}
         if model.suffix == ".onnx":
             expect(not asked, f"{model} holds its sets, budget and thresholds: export it again with the option")
             made = rfdlc.OnnxModel.load(model)
             return {"utility": self.read_utility(made.classes, made.decider), "target_prior": prior}
-        file = model / "classes.json"
-        wrong = runs_inside(model) or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
-        expect(file.is_file(), wrong)
         saved = reading.folder_decider(model)
         utility = self.read_utility(rfdlc.Classes.from_json(file), saved)
         if not asked:

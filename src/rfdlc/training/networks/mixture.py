@@ -11,7 +11,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.tree._tree import NODE_DTYPE, Tree
 from torch import Tensor, nn
 
 from rfdlc.errors import choose, expect
@@ -96,6 +95,8 @@ class Trees(nn.Module):
     @cached_property
     def _trees(self) -> list[Any]:
         """The trees as scikit-learn walks them, ten times as fast on a CPU; none where nodes of a file are mixed up."""
+        from sklearn.tree._tree import NODE_DTYPE, Tree
+
         left, right, own = self.left.numpy(), self.right.numpy(), np.arange(len(self.left))
         roots, leaf = self.roots.numpy().reshape(-1), left == own
         ends = np.append(np.unique(roots), len(own))
