@@ -72,6 +72,9 @@ CHOICES: dict[str, Row] = {
     "shared_stages=2": (STRONG, {"shared_stages": 2}),
     "repulsion=none": (STRONG, {"repulsion": "none"}),
     "consistency=0.5": (STRONG, {"consistency": 0.5}),
+    "balpoe": ("balpoe", SIX_VIEWS),
+    "schedule=step": (STRONG, {"schedule": "step", "decay": 0.1}),  # as that of balpoe
+    "schedule=step autoaugment": (STRONG, {"schedule": "step", "decay": 0.1, "augment": "autoaugment"}),
     "all samples": (STRONG, ALL_SAMPLES),
     "warm refit": (STRONG, {"refit": True, "warm_refit": True}),  # beside "all samples", which is what a refit trains
     "test_shift=0": (STRONG, {"test_shift": 0}),
