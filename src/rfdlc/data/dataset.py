@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rfdlc.data.copies import first_copies, first_of
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles, PackedText, Resizing
-from rfdlc.data.longtail import assign_folds, hold_out_indices
+from rfdlc.data.longtail import assign_folds, hold_out_indices, joined_groups
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect, listing
@@ -109,6 +109,15 @@ class Split:
     def first(self) -> NDArray[np.int64]:
         """(N,) the first sample of which each is a copy, or itself: copies stay on one side of a split."""
         return first_copies(self.inputs)
+
+    @property
+    def together(self) -> NDArray[Any] | None:
+        """(N,) labels of what stays on one side of a split: groups, and copies where they are known; None without."""
+        own = np.arange(len(self))
+        first = vars(self).get("first", own)  # comparing the samples of a given validation split would take long
+        if (first == own).all():
+            return self.groups
+        return first if self.groups is None else joined_groups(self.groups, first)
 
     def hold_out(self, fraction: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Positions (kept, held out): about the fraction of every class; groups and copies as a whole."""

@@ -48,7 +48,7 @@ def hold_out_indices(
     own = np.arange(len(labels))
     first = own if first is None else first
     if groups is not None:
-        held = _held_groups(labels, fraction, seed, groups if (first == own).all() else _joined(groups, first))
+        held = _held_groups(labels, fraction, seed, groups if (first == own).all() else joined_groups(groups, first))
     else:
         held, copies = np.zeros(len(labels), dtype=bool), np.bincount(first, minlength=len(labels))
         copies[first[labels != labels[first]]] = 0  # those of several classes are never held out
@@ -64,7 +64,7 @@ def hold_out_indices(
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def _joined(groups: NDArray[Any], first: Indices) -> Indices:
+def joined_groups(groups: NDArray[Any], first: Indices) -> Indices:
     """Groups that share copies as one, under the name that comes first."""
     _, start, numbers = np.unique(groups, return_index=True, return_inverse=True)
     together = components(first, np.stack([np.arange(len(first)), start[numbers]], 1))
@@ -124,7 +124,7 @@ def assign_folds(
     if groups is not None:
         from sklearn.model_selection import StratifiedGroupKFold
 
-        together = groups if (first == own).all() else _joined(groups, first)
+        together = groups if (first == own).all() else joined_groups(groups, first)
         count = len(np.unique(together))
         expect(count >= folds, f"{count} groups cannot be divided into {folds} folds: use fewer folds")
         found = np.full(len(labels), -1)
