@@ -229,3 +229,14 @@ def test_calibration_knows_which_held_out_samples_belong_together(tmp_path, monk
         same = who[ids.astype(int)]
         np.testing.assert_array_equal(groups[:, None] == groups, same[:, None] == same)
     assert len(fitted[-1][0]) == 240 or not how
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_held_out_split_far_from_what_was_asked_is_announced(tmp_path, capsys, grouped):
+    x, y = np.random.default_rng(0).normal(size=(90, 4)).astype(np.float32), np.arange(90) % 2
+    train = Split(x, y, groups=np.arange(90) // 30 if grouped else None)
+    with shown():
+        data = Dataset.of("sites", ["a", "b"], {"train": train})
+        rfdlc.train(data, "rf-dlc", tmp_path / "run", backbone="mlp", hold_out=0.1, **SMALL)
+    told = "held-out   33% of the samples are held out instead of 10%: groups stay whole"
+    assert (told in capsys.readouterr().err) == grouped

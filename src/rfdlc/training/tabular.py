@@ -19,6 +19,7 @@ from torch import nn
 
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.loader import Normaliser
+from rfdlc.data.longtail import far_from_asked
 from rfdlc.decide.calibrators import Temperature
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.priors import as_prior
@@ -197,7 +198,10 @@ def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, Splits]:
         joined = _joined(train, val)
         return joined, [(np.arange(len(train)), np.arange(len(train), len(joined)))]
     if len(train) > MOST_FOLDED:
-        return train, [train.hold_out(config.hold_out or 0.1, config.seed)]
+        kept, held = train.hold_out(fraction := config.hold_out or 0.1, config.seed)
+        for told in far_from_asked(train.groups, held, fraction):
+            announce(f"held-out   {told}")
+        return train, [(kept, held)]
     fold = train.folds(FOLDS, config.seed)
     few = f"{data.name}: no class has two samples (or groups), so none can be held out: use backbone=mlp"
     expect((fold >= 0).any(), few)
