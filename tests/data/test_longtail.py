@@ -121,8 +121,8 @@ def size_off(table: np.ndarray, held: np.ndarray, fraction: float) -> np.ndarray
     return np.abs((held @ table).sum(-1) / table.sum() - fraction)
 
 
-@pytest.mark.parametrize(("count", "fraction", "mean"), [(12, 0.2, 0.03), (12, 0.1, 0.06), (9, 0.1, 0.08)])
-def test_few_groups_come_close_to_the_best_of_all_subsets(count: int, fraction: float, mean: float) -> None:
+@pytest.mark.parametrize(("count", "fraction"), [(12, 0.2), (12, 0.1), (9, 0.1)])
+def test_few_groups_come_close_to_the_best_of_all_subsets(count: int, fraction: float) -> None:
     subsets = (np.arange(2**count)[:, None] >> np.arange(count)) % 2 == 1
     off = []
     for seed in range(12):
@@ -134,8 +134,7 @@ def test_few_groups_come_close_to_the_best_of_all_subsets(count: int, fraction: 
         fewest &= unseen == unseen[fewest].min()
         assert (absent.min(), unseen[fewest].min()) == one_sided(table, held)
         off.append(size_off(table, held, fraction) - size_off(table, subsets[fewest], fraction).min())
-    assert np.mean(off) < mean  # shares of classes count, too
-    assert np.mean(off) < 0.25 * fraction
+    assert np.mean(off) < 0.25 * fraction  # shares of classes count, too
 
 
 @settings(max_examples=150, deadline=None)
