@@ -47,9 +47,9 @@ def hold_out_indices(
 
     A class with two samples is on both sides, one with a single sample is kept. With `groups` (N,), no group is on
     both sides, but a class in two or more groups is, wherever groups of several classes allow it; few groups are chosen
-    so that their shares come close to the fraction, whatever the seed. `first` (N,) is the
-    sample of which each is a copy, if not its own place: copies are on one side. How many are held out does not depend
-    on the seed, as long as a class has samples without copies: runs of several seeds can train side by side.
+    so that shares come close to the fraction, mostly whatever the seed. `first` (N,) is the sample of which each is a
+    copy, if not its own place: copies are on one side. Without groups, how many are held out does not depend on the
+    seed, as long as a class has samples without copies: runs of several seeds can train side by side.
     """
     expect(0 < fraction < 1, f"hold-out fraction {fraction} is out of range: expected 0 < fraction < 1")
     own = np.arange(len(labels))
