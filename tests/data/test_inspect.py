@@ -143,3 +143,12 @@ def test_pictures_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_class_names_are_not_markup() -> None:
     data = load({"train": (np.eye(4), ["[red]a[/]", "[b]", "[b]", "[b]"])}, test_fraction=0)
     assert Inspection.of(data).to_dict()["classes"][0]["name"] == "[b]"
+
+
+def test_a_test_split_far_from_what_was_asked_is_told(tmp_path: Path) -> None:
+    rows = [f"{i},{i % 2},{i // 30}" for i in range(90)]  # three sites of 30 rows
+    (tmp_path / "t.csv").write_text("\n".join(["x,outcome,site", *rows]))
+    given = (tmp_path / "t.csv", "--target", "outcome", "--groups", "site", "--json", "--test-fraction")
+    told = "33% of the samples are held out instead of 20%: groups stay whole, and a class in two or more of them "
+    assert any(note.startswith(told) for note in json.loads(run(*given, 0.2))["notes"])
+    assert not any("instead of" in note for note in json.loads(run(*given, 0.3))["notes"])

@@ -1,10 +1,15 @@
 """Profiles, subsets and hold-outs: counts, both sides of every class, groups never split."""
 
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rfdlc.data import longtail
+from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.longtail import hold_out_indices, profile_counts, subset
 from rfdlc.errors import InputError
 
@@ -89,3 +94,80 @@ def test_a_large_group_stays_in_training() -> None:
 def test_a_fraction_out_of_range_is_an_error(fraction: float) -> None:
     with pytest.raises(InputError, match="expected 0 < fraction < 1"):
         hold_out_indices(np.array([0, 1]), fraction)
+
+
+def sites(seed: int, count: int = 12, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and groups of about 1,500 photographs: sites of different sizes, most classes at some of them only."""
+    rng, tail = np.random.default_rng(seed), 0.6 ** np.arange(classes)
+    sizes = 5 + (1500 * rng.dirichlet(np.ones(count))).astype(int)
+    labels = [rng.choice(classes, n, p=rng.dirichlet(3 * tail / tail.sum() + 0.02)) for n in sizes]
+    return np.concatenate(labels), np.repeat(np.arange(count), sizes)
+
+
+def counted(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    table = np.zeros((groups.max() + 1, labels.max() + 1))
+    np.add.at(table, (groups, labels), 1)
+    return table[table.any(axis=1)][:, table.any(axis=0)]
+
+
+def one_sided(table: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For held-out groups (..., G): classes that are not kept, and of several groups, those that are not held out."""
+    counts = held @ table
+    several = (table > 0).sum(0) > 1
+    return (counts == table.sum(0)).sum(-1), ((counts == 0) & several).sum(-1)
+
+
+def size_off(table: np.ndarray, held: np.ndarray, fraction: float) -> np.ndarray:
+    return np.abs((held @ table).sum(-1) / table.sum() - fraction)
+
+
+@pytest.mark.parametrize(("count", "fraction"), [(12, 0.2), (12, 0.1), (9, 0.1)])
+def test_few_groups_come_close_to_the_best_of_all_subsets(count: int, fraction: float) -> None:
+    subsets = (np.arange(2**count)[:, None] >> np.arange(count)) % 2 == 1
+    off = []
+    for seed in range(12):
+        labels, groups = sites(seed, count)
+        table = counted(labels, groups)
+        held = np.isin(np.arange(count), groups[hold_out_indices(labels, fraction, 0, groups)[1]])
+        absent, unseen = one_sided(table, subsets)
+        fewest = absent == absent.min()
+        fewest &= unseen == unseen[fewest].min()
+        assert (absent.min(), unseen[fewest].min()) == one_sided(table, held)
+        off.append(size_off(table, held, fraction) - size_off(table, subsets[fewest], fraction).min())
+    assert np.mean(off) < 0.25 * fraction  # shares of classes count, too
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 40), st.floats(0.05, 0.5), st.integers(0, 3))
+def test_groups_are_never_farther_off_than_the_first_choice(seed: int, count: int, fraction: float, run: int) -> None:
+    labels, groups = sites(seed, count)
+    table = counted(labels, groups)
+    after = np.isin(np.arange(count), groups[hold_out_indices(labels, fraction, run, groups)[1]])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(longtail, "MOST_COUNTED", 0)
+        before = np.isin(np.arange(count), groups[hold_out_indices(labels, fraction, run, groups)[1]])
+    assert one_sided(table, after) <= one_sided(table, before)
+    if one_sided(table, after) == one_sided(table, before):
+        assert size_off(table, after, fraction) <= size_off(table, before, fraction)
+    again = groups[hold_out_indices(labels, fraction, run, groups)[1]]
+    assert (np.isin(np.arange(count), again) == after).all()
+
+
+def test_many_groups_take_no_longer() -> None:
+    rng = np.random.default_rng(0)
+    labels, groups = rng.integers(0, 20, 100_000), rng.integers(0, 50_000, 100_000)
+    began = time.monotonic()
+    held = hold_out_indices(labels, 0.2, 0, groups)[1]
+    assert time.monotonic() - began < 2
+    assert len(held) == pytest.approx(20_000, rel=0.01)
+
+
+def test_a_split_far_from_what_was_asked_gets_a_note() -> None:
+    labels = np.tile([0, 1], 50)
+    groups = np.repeat([0, 1, 2], [40, 30, 30])  # every split has 30% or more
+    data = Dataset.of("sites", ["a", "b"], {"train": Split(np.eye(100, dtype=np.float32), labels, groups=groups)})
+    told = "30% of the samples are held out instead of 10%: groups stay whole, and a class in two or more of them"
+    assert data.hold_out(0.1).notes[0].startswith(told)
+    assert data.hold_out(0.25).notes == ()
+    alone = replace(data, train=replace(data.train, groups=None))
+    assert alone.hold_out(0.1).notes == ()

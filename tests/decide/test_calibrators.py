@@ -8,6 +8,7 @@ from scipy.special import log_softmax, softmax
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 from rfdlc.decide import fitting
 from rfdlc.decide.calibrators import CALIBRATORS, BiasCorrectedTemperature
+from rfdlc.decide.choosing import FOLDS, grouped_folds
 from rfdlc.decide.fitting import CAUTION, COLDEST, HOTTEST, LOG_T_MEAN, LOG_T_SPREAD, SPREADS, HeldOut
 from rfdlc.decide.scores import CorrectedProbabilities
 
@@ -282,7 +283,7 @@ def test_absent_classes_are_no_obstacle(kind, balanced):
 def test_auto_with_one_sample_or_without_weight_is_a_temperature():
     one = Decider(Utility.one_hot(3)).fit([[0.5, 0.3, 0.2]], [0]).fitted
     assert one.losses == {}  # with one candidate, nothing is cross-validated
-    assert str(one).endswith("(too few samples to choose)")
+    assert str(one).endswith("(too few samples or groups to choose)")
     weights = np.where(np.arange(300) % 5 < 1, 1.0, 0.0)  # of every fifth sample, which would all be in one fold
     z, y = sample(np.random.default_rng(6), 300, np.full(3, 1 / 3), sharpness=2)
     order = np.argsort(y, kind="stable")
@@ -468,3 +469,56 @@ def test_a_class_that_was_never_trained_cannot_be_corrected_for():
     decider = Decider(Utility.one_hot(classes), train_prior="train", target_prior="uniform")
     with pytest.raises(InputError, match="training prior of b is 0"):
         decider.decide([[0.5, 0.5]])
+
+
+def sites(rng, count, each, shift, common=0.0):
+    """Samples of sites: each site has class frequencies of its own, and distorts logits in its own way."""
+    classes, scores, labels = 6, [], []
+    shared = np.eye(classes) + common * np.roll(np.eye(classes), 1, axis=1)
+    for _ in range(count):
+        y = rng.choice(classes, each, p=rng.dirichlet(np.ones(classes)))
+        x = rng.normal(size=(each, classes))
+        x[np.arange(each), y] += 2
+        scores.append(x @ (shared + 0.3 * shift * rng.normal(size=shared.shape)) + shift * rng.normal(size=classes))
+        labels.append(y)
+    return np.concatenate(scores), np.concatenate(labels), np.repeat([f"site {g}" for g in range(count)], each)
+
+
+@pytest.mark.parametrize("count", [3, 15])
+def test_auto_by_groups_is_better_on_new_groups(count):
+    auto, gained = Decider(Utility.one_hot(6)), []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        (x, y, groups), (new, new_y, _) = sites(rng, count, 60, 1.5), sites(rng, 40, 50, 1.5)
+        leaking, grouped = (auto.fit(x, y, logits=True, groups=own) for own in (None, groups))
+        assert leaking.fitted.weights["matrix-scaling"] > 0.9  # it knows the sites, which are in all folds
+        assert grouped.fitted.weights.get("matrix-scaling", 0) < 0.1
+        losses = [nll(np.log(each.probabilities(new, logits=True)), new_y) for each in (leaking, grouped)]
+        gained.append(losses[0] - losses[1])
+    assert min(gained) > 0.05  # nats
+
+
+def test_auto_by_groups_still_finds_what_all_groups_share():
+    x, y, groups = sites(np.random.default_rng(0), 20, 60, 0.0, common=0.9)
+    assert Decider(Utility.one_hot(6)).fit(x, y, logits=True, groups=groups).fitted.weights["matrix-scaling"] > 0.9
+
+
+def test_one_group_gives_a_temperature_and_groups_are_one_per_sample():
+    x, y, groups = sites(np.random.default_rng(0), 1, 300, 1.5)
+    auto = Decider(Utility.one_hot(6))
+    assert auto.fit(x, y, logits=True, groups=groups).fitted.weights == {"temperature": 1.0}
+    with pytest.raises(InputError, match=r"groups have shape \(299,\): expected one label per sample, \(300,\)"):
+        auto.fit(x, y, logits=True, groups=groups[1:])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_folds_keep_groups_whole_and_are_stratified(seed):
+    rng = np.random.default_rng(seed)
+    groups, y = rng.integers(0, rng.integers(2, 80), 400), rng.choice(4, 400, p=[0.6, 0.2, 0.15, 0.05])
+    fold = grouped_folds(y, groups)
+    count = min(FOLDS, len(np.unique(groups)))
+    assert sorted(set(fold)) == list(range(count))
+    assert all(len(set(fold[groups == g])) == 1 for g in groups)
+    if len(np.unique(groups)) > 40:
+        shares = np.array([np.bincount(y[fold == k], minlength=4) for k in range(count)]) / np.bincount(y)
+        assert np.abs(shares - 1 / count).max() < 0.12

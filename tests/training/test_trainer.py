@@ -15,6 +15,7 @@ from torch import nn
 
 import rfdlc
 from rfdlc.cli.train import train as train_command
+from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
 from rfdlc.training import trainer
@@ -203,3 +204,39 @@ def test_a_loss_that_rose_is_told(tmp_path, monkeypatch, epochs, direction, told
         rfdlc.train(data, "ce", tmp_path / "run", backbone="mlp", widths=(4,), epochs=epochs)
     rose = "rose from 21 in the first epoch to 30 in the last: likely the learning rate is too high"
     assert any(rose in str(one.message) for one in found) == told
+
+
+@pytest.mark.parametrize("how", [{}, {"refit": True, "calibration_folds": 3}, {"backbone": "trees"}])
+@pytest.mark.parametrize("grouped", [True, False])
+def test_calibration_knows_which_held_out_samples_belong_together(tmp_path, monkeypatch, how, grouped):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(240, 4)).astype(np.float32), rng.integers(0, 2, 240)
+    x[120:] = x[:120]  # copies: without groups, these belong together
+    y[120:] = y[:120]
+    who = np.arange(240) % 20 if grouped else np.arange(240) % 120
+    train = Split(x + y[:, None], y, [str(i) for i in range(240)], who if grouped else None)
+    fitted, fit = [], rfdlc.Decider.fit
+
+    def watched(self, predictions, *given, groups=None, **options):
+        if isinstance(predictions, rfdlc.Predictions):  # and not folds for metrics
+            fitted.append((predictions.ids, groups))
+        return fit(self, predictions, *given, groups=groups, **options)
+
+    monkeypatch.setattr(rfdlc.Decider, "fit", watched)
+    data = Dataset.of("sites", ["a", "b"], {"train": train})
+    rfdlc.train(data, "rf-dlc", tmp_path / "run", **{"epochs": 1, "backbone": "mlp", "widths": (4,), **how})
+    for ids, groups in fitted:
+        same = who[ids.astype(int)]
+        np.testing.assert_array_equal(groups[:, None] == groups, same[:, None] == same)
+    assert len(fitted[-1][0]) == 240 or not how
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_held_out_split_far_from_what_was_asked_is_announced(tmp_path, capsys, grouped):
+    x, y = np.random.default_rng(0).normal(size=(90, 4)).astype(np.float32), np.arange(90) % 2
+    train = Split(x, y, groups=np.arange(90) // 30 if grouped else None)
+    with shown():
+        data = Dataset.of("sites", ["a", "b"], {"train": train})
+        rfdlc.train(data, "rf-dlc", tmp_path / "run", backbone="mlp", hold_out=0.1, **SMALL)
+    told = "held-out   33% of the samples are held out instead of 10%: groups stay whole"
+    assert (told in capsys.readouterr().err) == grouped

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rfdlc.data.copies import first_copies, first_of
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles, PackedText, Resizing
-from rfdlc.data.longtail import assign_folds, hold_out_indices
+from rfdlc.data.longtail import assign_folds, far_from_asked, hold_out_indices, joined_groups
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect, listing
@@ -109,6 +109,15 @@ class Split:
     def first(self) -> NDArray[np.int64]:
         """(N,) the first sample of which each is a copy, or itself: copies stay on one side of a split."""
         return first_copies(self.inputs)
+
+    @property
+    def together(self) -> NDArray[Any] | None:
+        """(N,) labels of what stays on one side of a split: groups, and copies where they are known; None without."""
+        own = np.arange(len(self))
+        first = vars(self).get("first", own)  # comparing the samples of a given validation split would take long
+        if (first == own).all():
+            return self.groups
+        return first if self.groups is None else joined_groups(self.groups, first)
 
     def hold_out(self, fraction: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Positions (kept, held out): about the fraction of every class; groups and copies as a whole."""
@@ -210,12 +219,16 @@ class Dataset:
         return "images" if self.kind == "images" else "features" if embedded else "table"
 
     def hold_out(self, fraction: float = 0.1, seed: int = 0) -> "Dataset":
-        """Move a stratified fraction of train into `val`, groups and copies as a whole; classes are counted again."""
+        """Move a stratified fraction of train into `val`, groups and copies as a whole; classes are counted again.
+
+        If groups make it far more or less than the fraction, a note says so.
+        """
         expect(self.val is None, f"{self.name} has validation samples already: hold_out needs val=None")
         kept, held = self.train.hold_out(fraction, seed)
         fix = "add samples, or do without (test_fraction=0 for data without a test split, hold_out=0 for training)"
         expect(len(held), f"{self.name}: no class has two samples (or groups), so none can be held out: {fix}")
-        return self.held_apart(kept, held)
+        notes = (*self.notes, *far_from_asked(self.train.groups, held, fraction))
+        return replace(self.held_apart(kept, held), notes=notes)
 
     def held_apart(self, kept: NDArray[np.int64], held: NDArray[np.int64]) -> "Dataset":
         """Train on some positions, with others as `val`."""

@@ -125,7 +125,7 @@ def load(
     if done or list(data.splits) != ["train"] or not checked["test_fraction"]:
         return data
     moved = data.hold_out(checked["test_fraction"], checked["seed"])
-    notes = (*data.notes, HELD_OUT.format(len(moved.val or ()), len(data.train), checked["seed"]))
+    notes = (*moved.notes, HELD_OUT.format(len(moved.val or ()), len(data.train), checked["seed"]))
     return replace(moved, val=None, test=moved.val, normalisation=Normalisation.of(moved.train.inputs), notes=notes)
 
 

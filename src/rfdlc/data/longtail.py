@@ -2,14 +2,20 @@
 
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.data.copies import components
+from rfdlc.decide.scores import Floats
 from rfdlc.errors import expect
 
+FEW, STARTS = 32, 20  # groups, up to which further subsets are exchanged: this finds the best one nearly always
+MOST_COUNTED = 1_000_000  # groups x groups x classes, above which none are exchanged
+FAR = 1.5  # times as many held-out samples as asked, or as few, that get a note
 Indices = NDArray[np.int64]
 
 Profile = Literal["exponential", "step"]
@@ -40,15 +46,16 @@ def hold_out_indices(
     """Split positions into (kept, held out): about `fraction` of every class, seeded.
 
     A class with two samples is on both sides, one with a single sample is kept. With `groups` (N,), no group is on
-    both sides, but a class in two or more groups is, wherever groups of several classes allow it. `first` (N,) is the
-    sample of which each is a copy, if not its own place: copies are on one side. How many are held out does not depend
-    on the seed, as long as a class has samples without copies: runs of several seeds can train side by side.
+    both sides, but a class in two or more groups is, wherever groups of several classes allow it; few groups are chosen
+    so that shares come close to the fraction, mostly whatever the seed. `first` (N,) is the sample of which each is a
+    copy, if not its own place: copies are on one side. Without groups, how many are held out does not depend on the
+    seed, as long as a class has samples without copies: runs of several seeds can train side by side.
     """
     expect(0 < fraction < 1, f"hold-out fraction {fraction} is out of range: expected 0 < fraction < 1")
     own = np.arange(len(labels))
     first = own if first is None else first
     if groups is not None:
-        held = _held_groups(labels, fraction, seed, groups if (first == own).all() else _joined(groups, first))
+        held = _held_groups(labels, fraction, seed, groups if (first == own).all() else joined_groups(groups, first))
     else:
         held, copies = np.zeros(len(labels), dtype=bool), np.bincount(first, minlength=len(labels))
         copies[first[labels != labels[first]]] = 0  # those of several classes are never held out
@@ -64,7 +71,7 @@ def hold_out_indices(
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def _joined(groups: NDArray[Any], first: Indices) -> Indices:
+def joined_groups(groups: NDArray[Any], first: Indices) -> Indices:
     """Groups that share copies as one, under the name that comes first."""
     _, start, numbers = np.unique(groups, return_index=True, return_inverse=True)
     together = components(first, np.stack([np.arange(len(first)), start[numbers]], 1))
@@ -79,11 +86,28 @@ def _share(count: int, fraction: float) -> int:
 
 
 def _held_groups(labels: Indices, fraction: float, seed: int, groups: NDArray[Any]) -> NDArray[np.bool_]:
-    """Decide group by group, the classes with the fewest groups first, since those have the least choice."""
+    """Which samples (N,) are held out: whole groups, the best of several exchanges where these are few enough."""
     _, group_of = np.unique(groups, return_inverse=True)
+    present, class_of = np.unique(labels, return_inverse=True)
+    (classes, members), counts = np.unique(np.stack([class_of, group_of]), axis=1, return_counts=True)
+    side = _first_choice(present, classes, members, counts, fraction, seed)
+    if len(side) ** 2 * len(present) <= MOST_COUNTED:
+        table = np.zeros((len(side), len(present)))
+        table[members, classes] = counts
+        off = abs(float((side @ table).sum()) / len(labels) - fraction)
+        deviation = partial(_deviation, table, fraction, off)
+        drawn = np.random.default_rng(seed).random((STARTS if len(side) <= FEW else 0, len(side))) < fraction
+        found = [_exchanged(table, start, deviation) for start in (side, *drawn)]
+        side = min(found, key=lambda each: float(deviation(each @ table)))
+    return side[group_of]
+
+
+def _first_choice(
+    present: Indices, classes: Indices, members: Indices, counts: Indices, fraction: float, seed: int
+) -> NDArray[np.bool_]:
+    """Decide group by group (G,), the classes with the fewest groups first, since those have the least choice."""
     table: dict[int, dict[int, int]] = defaultdict(dict)  # {class: {group: samples}}
-    pairs, counts = np.unique(np.stack([labels, group_of]), axis=1, return_counts=True)
-    for (c, group), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+    for c, group, count in zip(classes.tolist(), members.tolist(), counts.tolist(), strict=True):
         table[c][group] = count
     side: dict[int, bool] = {}  # group -> held out?
     for c in sorted(table, key=lambda c: (len(table[c]), c)):
@@ -91,7 +115,7 @@ def _held_groups(labels: Indices, fraction: float, seed: int, groups: NDArray[An
         held = sum(size for group, size in sizes.items() if side.get(group, False))
         kept = any(side.get(group) is False for group in sizes)
         wanted = _share(sum(sizes.values()), fraction)
-        undecided = [int(g) for g in _shuffled(np.array(sorted(sizes)), seed, c) if int(g) not in side]
+        undecided = [int(g) for g in _shuffled(np.array(sorted(sizes)), seed, int(present[c])) if int(g) not in side]
         if undecided and not kept:  # the largest, so that a single large group is never what is held out
             stays = max(undecided, key=lambda group: sizes[group])
             undecided.remove(stays)
@@ -101,7 +125,46 @@ def _held_groups(labels: Indices, fraction: float, seed: int, groups: NDArray[An
             held += sizes[group] * side[group]
         if undecided and not held:  # none is small enough: a class on one side only would be worse
             side[min(undecided, key=lambda group: sizes[group])] = True
-    return np.array([side[int(g)] for g in group_of], dtype=bool)
+    return np.array([side[group] for group in range(len(side))], dtype=bool)
+
+
+def _deviation(table: Floats, fraction: float, off: float, held: Floats) -> Floats:
+    """How far held-out samples by class (..., C) are from what is asked, of samples by group and class (G, C).
+
+    It is that of their share of all samples, and of each class on average. More than these counts a share that is
+    farther off than `off`, more a class that is not held out though it is in several groups, and most one not kept.
+    """
+    total, several = table.sum(axis=0), (table > 0).sum(axis=0) > 1
+    wanted = np.array([_share(int(count), fraction) for count in total])
+    size = np.abs(held.sum(axis=-1) / total.sum() - fraction)
+    missing = ((held == 0) & several).sum(axis=-1) + (len(total) + 1) * (held == total).sum(axis=-1)
+    found: Floats = 4 * missing + 2 * (size > off) + size + (np.abs(held - wanted) / total).mean(axis=-1)
+    return found
+
+
+def _exchanged(table: Floats, side: NDArray[np.bool_], deviation: Callable[[Floats], Floats]) -> NDArray[np.bool_]:
+    """Move one group (G,), or two against each other, as long as the deviation falls: always to the lowest."""
+    side, held = side.copy(), side @ table
+    while True:
+        moves = np.where(side, -1, 1)[:, None] * table
+        inside, outside = np.flatnonzero(side), np.flatnonzero(~side)
+        pairs = np.stack(np.meshgrid(inside, outside), -1).reshape(-1, 2)
+        tried = np.concatenate([moves, moves[pairs].sum(axis=1)])
+        values = deviation(held + tried)
+        best = int(values.argmin())
+        if values[best] >= deviation(held):
+            return side
+        side[best if best < len(side) else pairs[best - len(side)]] ^= True
+        held = held + tried[best]
+
+
+def far_from_asked(groups: NDArray[Any] | None, held: Indices, fraction: float) -> list[str]:
+    """A note on held-out samples that are far more or fewer than asked, because they come in groups (N,)."""
+    share = fraction if groups is None else len(held) / len(groups)
+    if fraction / FAR <= share <= fraction * FAR:
+        return []
+    reason = "groups stay whole, and a class in two or more of them is kept on both sides"
+    return [f"{share:.0%} of the samples are held out instead of {100 * fraction:.3g}%: {reason}"]
 
 
 def _shuffled(positions: ArrayLike, seed: int, stream: int) -> Indices:
@@ -124,7 +187,7 @@ def assign_folds(
     if groups is not None:
         from sklearn.model_selection import StratifiedGroupKFold
 
-        together = groups if (first == own).all() else _joined(groups, first)
+        together = groups if (first == own).all() else joined_groups(groups, first)
         count = len(np.unique(together))
         expect(count >= folds, f"{count} groups cannot be divided into {folds} folds: use fewer folds")
         found = np.full(len(labels), -1)

@@ -51,8 +51,9 @@ class Calibrator(Protocol):
         """Fit to held-out log probabilities (or logits) of shape (N, C) and class indices (N,).
 
         `context` holds `sample_weight` ((N,) or None; a sample with weight 2 counts as two), `balanced` (every class
-        gets the same total weight), `training_counts` ((C,) or None), and the class priors that the scores carry and
-        that is decided for, `train_prior` and `target_prior` ((C,) or None).
+        gets the same total weight), `training_counts` ((C,) or None), `groups` ((N,) or None; samples that are alike),
+        and the class priors that the scores carry and that is decided for, `train_prior` and `target_prior` ((C,) or
+        None).
         """
 
     @abstractmethod
@@ -351,7 +352,7 @@ class Auto(Calibrator):
     def __str__(self) -> str:
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
         reason = f"{'weights' if len(self.weighted) > 1 else 'chosen'} by cross-validated loss: {losses}"
-        return f"{self.short} ({reason if losses else 'too few samples to choose'})"
+        return f"{self.short} ({reason if losses else 'too few samples or groups to choose'})"
 
 
 def _along_counts(name: str, training_counts: Any = None, **_: Any) -> csr_array:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.fitting import HeldOut, affine
@@ -50,19 +51,44 @@ def for_any_prior(shares: dict[str, float], targets: Indices, classes: int) -> d
     return {name: share / sum(kept.values()) for name, share in kept.items()}
 
 
+def grouped_folds(targets: Indices, groups: NDArray[Any]) -> Indices:
+    """The fold (N,) of each sample: whole groups, the largest first, each where its classes are rarest so far.
+
+    There are as many folds as groups if these are few.
+
+    >>> grouped_folds(np.array([0, 0, 1, 0, 1, 1]), np.array(list("aabbcc"))).tolist()
+    [0, 0, 1, 1, 2, 2]
+    """
+    _, classes, counts = np.unique(targets, return_inverse=True, return_counts=True)
+    _, numbers, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    members = np.split(np.argsort(numbers, kind="stable"), np.cumsum(sizes)[:-1])
+    filled = np.zeros((min(FOLDS, len(sizes)), len(counts)))  # shares of classes
+    fold = np.empty(len(targets), dtype=np.int64)
+    for rows in sorted(members, key=len, reverse=True):
+        share = np.bincount(classes[rows], minlength=len(counts)) / counts
+        fewest = (filled @ share + filled.mean(axis=1) * len(rows) / len(targets)).argmin()  # least sum of squares
+        fold[rows] = fewest
+        filled[fewest] += share
+    return fold
+
+
 def cross_validated(
     calibrators: Mapping[str, Any], log_p: Floats, targets: Indices, context: dict[str, Any]
 ) -> tuple[dict[str, Floats], Floats]:
     """By calibrator, the negative log-likelihood of each sample, calibrated by the other folds; and their weights.
 
     The likelihood is that of the class prior decided for, if it is known, without classes that the held-out data lack.
+    `groups` of the context are in one fold each: what was learned from a site would help with its other samples, but
+    not with new sites, and the most so for the calibrator with the most parameters.
     """
+    groups, context = context.get("groups"), {name: own for name, own in context.items() if name != "groups"}
     repeats, carried, target = (context.get(name) for name in ("sample_weight", "train_prior", "target_prior"))
     order = np.random.default_rng(0).permutation(len(targets) if repeats is None else np.flatnonzero(repeats))
     order = order[:MOST_COMPARED]
     _, first, classes = np.unique(targets[order], return_index=True, return_inverse=True)
     order = order[np.argsort(first[classes], kind="stable")]  # folds are stratified, whatever the order of the classes
-    log_p, targets, fold = log_p[order], targets[order], np.arange(len(order)) % FOLDS
+    log_p, targets = log_p[order], targets[order]
+    fold = np.arange(len(order)) % FOLDS if groups is None else grouped_folds(targets, groups[order])
     context = context | {"sample_weight": None if repeats is None else repeats[order]}
     held_out = HeldOut(log_p, targets, **context)
     weights = held_out.weights * (1.0 if target is None else target[targets] / held_out.prior[targets])
@@ -74,7 +100,7 @@ def cross_validated(
     if context.get("training_counts") is None:
         tried = [name for name in tried if name != "prior-corrected-temperature"]
     losses: dict[str, Floats] = {}
-    for name in tried if len(tried) > 1 else ():
+    for name in tried if len(tried) > 1 and fold.any() else ():  # a single fold has no others
         losses[name] = np.empty(len(targets))
         for outside in (fold == k for k in np.unique(fold)):
             part = context | {"sample_weight": None if repeats is None else repeats[order][~outside]}

@@ -20,7 +20,7 @@ from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.explaining import decided_values, explanation, gains_tell
 from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.predictions import Predictions, targets_of
-from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, as_weights
+from rfdlc.decide.priors import Prior, PriorEstimate, as_groups, as_prior, as_weights
 from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, largest
 from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
 from rfdlc.decide.sets import PredictionSets, as_sets, check_coverage
@@ -119,17 +119,19 @@ class Decider:
 
     def fit(
         self, scores: Any, targets: ArrayLike | None = None, *, logits: bool = False, balanced: bool = False,
-        sample_weight: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None,
     ) -> "Decider":  # fmt: skip
         """Return a decider that is calibrated on held-out scores and labels.
 
-        `balanced` gives every class the same total weight; a sample with `sample_weight` 2 counts as two. Fitting
+        `balanced` gives every class the same total weight; a sample with `sample_weight` 2 counts as two. With `groups`
+        (N,), such as sites or patients, "auto" compares calibrators on groups that they were not fitted to. Fitting
         again starts from the scores: nothing is ever calibrated or corrected twice.
         """
         checked, y = self.read_labelled(scores, targets, logits)
         expect(not checked.corrected, wording.CORRECTED_TWICE)
         counts, context = self.utility.classes.counts, {"balanced": balanced, "train_prior": self.train_prior}
         context["sample_weight"] = None if sample_weight is None else as_weights(sample_weight, "sample_weight", len(y))
+        context["groups"] = None if groups is None else as_groups(groups, len(y))
         context |= {"target_prior": self.target_prior, "training_counts": None if counts is None else np.array(counts)}
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
         fitted = joint = None
@@ -138,9 +140,8 @@ class Decider:
         if len(self.utility.classes) <= CHECKED_CLASSES:
             drawn = fitted.draws() if fitted else [NoCalibration()]
             joint = priors.joint_table(drawn[len(drawn) // 2].apply(log_p), y, context["sample_weight"])
-        kept = None if isinstance(self.sets, PredictionSets) else self.sets
-        found: dict[str, Any] = {"fitted": fitted, "joint": joint, "calibrated_on": checked.fingerprints(y, REMEMBERED)}
-        return self.replace(**found, sets=kept, budget=None)
+        kept = {"budget": None, "sets": None if isinstance(self.sets, PredictionSets) else self.sets}
+        return self.replace(**kept, fitted=fitted, joint=joint, calibrated_on=checked.fingerprints(y, REMEMBERED))
 
     def fit_sets(
         self, scores: Any, targets: ArrayLike | None = None, *, kind: str = "macro", coverage: float = 0.9,
@@ -160,8 +161,7 @@ class Decider:
 
     def decide_sets(self, scores: Any, *, logits: bool = False, seed: int = 0) -> NDArray[np.bool_]:
         """Which classes are in the set of each sample (N, C); `seed` is for randomised sets."""
-        if self.sets is None:
-            raise InputError(wording.NEEDS_SETS)
+        expect(self.sets is not None, wording.NEEDS_SETS)
         rng, pieces = np.random.default_rng(seed), self.stream(self.read(scores, logits), self.sets.scaled)
         return np.concatenate([self.sets.members(p, self.utility, rng) for _, p in pieces])
 

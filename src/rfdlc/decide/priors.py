@@ -72,6 +72,13 @@ def as_weights(given: ArrayLike, what: str, samples: int | None = None) -> NDArr
     return normalised(values) if samples is None else values
 
 
+def as_groups(given: ArrayLike, samples: int) -> NDArray[np.int64]:
+    """Numbers of groups, from labels of any kind, one per sample."""
+    values = np.asarray(given)
+    expect(values.shape == (samples,), f"groups have shape {values.shape}: expected one label per sample, ({samples},)")
+    return np.unique(values if values.dtype != object else values.astype(str), return_inverse=True)[1].astype(np.int64)
+
+
 def is_uniform(prior: Prior | None) -> bool:
     """Whether a prior is known and has equally frequent classes."""
     return prior is not None and bool(np.ptp(prior) < 1e-12)

@@ -19,6 +19,7 @@ from torch import nn
 
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.loader import Normaliser
+from rfdlc.data.longtail import far_from_asked
 from rfdlc.decide.calibrators import Temperature
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.priors import as_prior
@@ -28,8 +29,8 @@ from rfdlc.progress import announce, live
 from rfdlc.training.config import SAFETY, TrainConfig
 from rfdlc.training.factories import carried_prior
 from rfdlc.training.loop import ROWS, PreparedStage, epochs, split_outputs
-from rfdlc.training.methods import NETWORKS, Method
-from rfdlc.training.model import choose_device, method_net, sensible_threads
+from rfdlc.training.methods import NETWORKS, Method, resolve
+from rfdlc.training.model import choose_device, method_net, new_decider, sensible_threads
 from rfdlc.training.networks import mixture
 from rfdlc.training.networks.mixture import Mixture, Networks
 from rfdlc.training.networks.particles import place
@@ -92,13 +93,23 @@ def check_table(method: Method, config: TrainConfig, data: Dataset, single: bool
     expect(single, f"{what} is fitted by one process: leave torchrun out, or use backbone=mlp")
 
 
-def describe_table(data: Dataset, config: TrainConfig) -> dict[str, str]:
-    """What is going to be fitted, in words."""
+def table_plan(data: Dataset, method: str, config: TrainConfig) -> dict[str, str]:
+    """What is going to be fitted, on what and for which class prior, in words."""
+    samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
+    known = f"{data.name}, {samples} samples, {data.input_shape[0]:,} features, {len(data.classes)} classes"
     once = data.val is not None or len(data.train) > MOST_FOLDED
     fits = "one part of the samples is held out" if once else f"{FOLDS} folds, and all samples"
     names = [*_candidates(data, config), *_networks(data, config)]
     most = f"; those for which {config.budget:g} s are enough" if config.budget else ""
-    return {"candidates": ", ".join(names) + most, "training": f"{fits}; weighed by held-out likelihood"}
+    usual = resolve(method, data.name, {"backbone": config.backbone}, data.suits, len(data.train))[1]
+    unused = unused_settings(data, config, usual)
+    return {
+        "data": known,
+        "candidates": ", ".join(names) + most,
+        "training": f"{fits}; weighed by held-out likelihood",
+        **({"ignored": f"{', '.join(unused)}: for networks; use backbone=mlp"} if unused else {}),
+        "decisions": new_decider(method, config, data.classes).decided_for.removeprefix("decided "),
+    }
 
 
 def unused_settings(data: Dataset, config: TrainConfig, usual: TrainConfig) -> list[str]:
@@ -187,7 +198,10 @@ def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, Splits]:
         joined = _joined(train, val)
         return joined, [(np.arange(len(train)), np.arange(len(train), len(joined)))]
     if len(train) > MOST_FOLDED:
-        return train, [train.hold_out(config.hold_out or 0.1, config.seed)]
+        kept, held = train.hold_out(fraction := config.hold_out or 0.1, config.seed)
+        for told in far_from_asked(train.groups, held, fraction):
+            announce(f"held-out   {told}")
+        return train, [(kept, held)]
     fold = train.folds(FOLDS, config.seed)
     few = f"{data.name}: no class has two samples (or groups), so none can be held out: use backbone=mlp"
     expect((fold >= 0).any(), few)
@@ -195,12 +209,14 @@ def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, Splits]:
 
 
 def _joined(train: Split, val: Split) -> Split:
-    """Both, with ids where both have them, and weights where one has."""
+    """Both, with ids and groups where both have them, and weights where one has."""
+    grouped = train.groups is not None and val.groups is not None
+    groups = np.concatenate([train.groups, val.groups]) if grouped else None
     ids = None if train.ids is None or val.ids is None else [*train.ids, *val.ids]
     both = [np.ones(len(split)) if split.weights is None else split.weights for split in (train, val)]
     weights = None if train.weights is None and val.weights is None else np.concatenate(both)
     inputs, labels = np.concatenate([train.array, val.array]), np.concatenate([train.labels, val.labels])
-    return Split(inputs, labels, ids, weights=weights)
+    return Split(inputs, labels, ids, groups, weights)
 
 
 def _candidates(data: Dataset, config: TrainConfig) -> dict[str, Fit]:

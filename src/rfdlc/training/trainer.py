@@ -34,7 +34,6 @@ from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.early_stopping import BEST, check_patience, ends_early, keep_best, plan_refit, restore_best
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs, views_of
-from rfdlc.training.methods import resolve
 from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider, sensible_threads
 from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet
@@ -42,7 +41,7 @@ from rfdlc.training.networks.pretrained import PREFIX
 from rfdlc.training.run import PREVIOUS, Checkpoint, Run, checksummed, data_of
 from rfdlc.training.sinks import Write, check_sinks, open_sinks, step_of
 from rfdlc.training.step import check_sharding
-from rfdlc.training.tabular import check_table, describe_table, fit_table, unused_settings
+from rfdlc.training.tabular import check_table, fit_table, table_plan
 
 MAY_CHANGE = ("device", "workers", "compile", "execution", "parallel", "log")  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
@@ -98,8 +97,12 @@ class Trainer:
     def announce_plan(self, stack: Stack, waiting: int = 1) -> None:
         """Say what is going to be trained; what was said before trials is not said again."""
         plan = _plan(stack, waiting)
-        if new := {name: text for name, text in plan.items() if self.announced.get(name) != text}:
-            announce(_lines(new))
+        if new := [
+            note for note in stack.members[0].data.notes if note not in self.data.notes
+        ]:  # of the held-out split
+            plan["held-out"] = "; ".join(new)
+        if unsaid := {name: text for name, text in plan.items() if self.announced.get(name) != text}:
+            announce(_lines(unsaid))
         self.announced = plan
 
     def fit(self, runs: Sequence[Run]) -> list[Model]:
@@ -188,8 +191,13 @@ class Trainer:
             model.fit_familiarity(run, member.data.train)
         predictions = model.predict_split(member.data.val, self.group)
         if predictions is not None:
-            fold = self.data.train.folds(run.config.folds, run.config.seed) if run.phase else np.empty(0)
-            _calibrate(run, _joined(run, predictions, int(np.isin(fold, range(run.phase)).sum())))
+            groups, before = member.data.val and member.data.val.together, 0
+            if run.phase:
+                fold = self.data.train.folds(run.config.folds, run.config.seed)
+                rows = np.concatenate([np.flatnonzero(fold == k) for k in range(run.phase + 1)])  # as they are joined
+                groups, before = self.data.train.together, len(rows) - len(predictions)
+                groups = None if groups is None else groups[rows]
+            _calibrate(run, _joined(run, predictions, before), groups)
         run.phase, run.epoch = run.phase + 1, 0
         plan_refit(run)
         warm = run.refits and run.config.warm_refit
@@ -200,7 +208,7 @@ class Trainer:
         """Fit the mixture of a run, from the start where it is not finished."""
         if run.finished:
             return Model.load(run.path, device=run.config.device)
-        announce(_table_plan(run, self.data))
+        announce(_lines(table_plan(self.data, run.method_name, run.config) | _single(self.data)))
         try:
             found = fit_table(self.data, run.method, run.config)
         except KeyboardInterrupt:
@@ -209,7 +217,7 @@ class Trainer:
         held, ids = found.held, None if found.held.ids is None else list(found.held.ids)
         run.write_json("choice.json", found.choice.to_dict())
         predictions = Predictions(logits=found.logits, targets=held.labels, ids=ids, classes=self.data.classes)
-        _calibrate(run, predictions, found.weights)
+        _calibrate(run, predictions, held.together, found.weights)
         return self._finish(run, found.net, write)
 
     def _finish(self, run: Run, net: ParticleNet | Mixture, write: Write) -> Model:
@@ -242,13 +250,13 @@ def _joined(run: Run, predictions: Predictions, before: int) -> Predictions:
     return Predictions(logits=logits, classes=predictions.classes, **both)
 
 
-def _calibrate(run: Run, predictions: Predictions, weights: Floats | None = None) -> None:
-    """Write the decider, fitted to held-out predictions, and the predictions."""
+def _calibrate(run: Run, predictions: Predictions, groups: Any, weights: Floats | None = None) -> None:
+    """Write the decider, fitted to held-out predictions of samples in groups (N,) or None, and the predictions."""
     decider = new_decider(run.method_name, run.config, run.classes).replace(weights=weights)
     # Classes that count alike cure scores that lean to the head. A warm refit does so, too, and needs less noise.
     if decider.calibration is not None:
         even = is_uniform(decider.target_prior) and not (run.config.refit and run.config.warm_refit)
-        decider = decider.fit(predictions, balanced=even)
+        decider = decider.fit(predictions, balanced=even, groups=groups)
     run.write("decider.json", decider.save)
     run.write("held-out.npz", predictions.save)
 
@@ -338,17 +346,6 @@ def _image_plan(data: Dataset) -> dict[str, str]:
     compared = [split.first for split in (data.train, data.val) if split is not None and "first" in vars(split)]
     copies = sum(int((first != np.arange(len(first))).sum()) for first in compared)
     return lines | ({"duplicates": f"{copies:,} kept on one side of the split"} if copies else {})
-
-
-def _table_plan(run: Run, data: Dataset) -> str:
-    decisions = new_decider(run.method_name, run.config, data.classes).decided_for.removeprefix("decided ")
-    samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
-    known = f"{data.name}, {samples} samples, {data.input_shape[0]:,} features, {len(data.classes)} classes"
-    usual = resolve(run.method_name, data.name, {"backbone": run.config.backbone}, data.suits, len(data.train))[1]
-    unused = unused_settings(data, run.config, usual)
-    ignored = {"ignored": f"{', '.join(unused)}: for networks; use backbone=mlp"} if unused else {}
-    described = {**_single(data), **describe_table(data, run.config), **ignored}
-    return _lines({"data": known, **described, "decisions": decisions})
 
 
 def _single(data: Dataset) -> dict[str, str]:

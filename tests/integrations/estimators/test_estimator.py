@@ -122,13 +122,20 @@ def test_groups_are_never_on_both_sides(three, monkeypatch):
 
     def spy(self, *args, **options):
         parted = original(self, *args, **options)
-        seen["train"], seen["val"] = set(parted.train.groups), set(parted.val.groups)
+        seen["train"], seen["val"] = set(parted.train.groups), parted.val.groups.tolist()
         return parted
 
+    def calibrating(self, *args, groups, **options):
+        seen["calibrating"] = groups.tolist()
+        return fit(self, *args, groups=groups, **options)
+
+    fit = Decider.fit
+    monkeypatch.setattr(Decider, "fit", calibrating)
     monkeypatch.setattr(Dataset, "hold_out", spy)
     RFDLCClassifier(**SMALL).fit(X, y, groups=groups)
     assert seen["val"]
-    assert not seen["train"] & seen["val"]
+    assert not seen["train"] & set(seen["val"])
+    assert seen["calibrating"] == seen["val"]
 
 
 def test_set_utility_trains_nothing(three, fitted, monkeypatch):

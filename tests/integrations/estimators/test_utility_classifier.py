@@ -180,6 +180,15 @@ class Recording(GaussianNB):
         return super().predict_proba(X)
 
 
+@pytest.mark.parametrize("cv", ["prefit", 4])
+def test_calibration_knows_the_groups(three, monkeypatch, cv):
+    X, y = three
+    groups, seen, fit = [f"site {i % 8}" for i in range(len(X))], [], Decider.fit
+    monkeypatch.setattr(Decider, "fit", lambda self, *a, groups, **o: seen.append(groups) or fit(self, *a, **o))
+    UtilityClassifier(GaussianNB().fit(X, y), cv=cv).fit(X, y, groups=groups)
+    assert seen[0].tolist() == groups
+
+
 @pytest.mark.parametrize("cv", [4, np.int64(4), GroupKFold(3)])
 def test_groups_are_never_on_both_sides(three, cv):
     X, y = three

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
 from rfdlc.data.inspection import leaking_columns
-from rfdlc.data.longtail import hold_out_indices
+from rfdlc.data.longtail import far_from_asked, hold_out_indices
 from rfdlc.data.sources.image_files import is_image
 from rfdlc.data.table import (
     MOST_CATEGORIES,
@@ -89,7 +89,8 @@ def read(
     if column is None and time is None and test_fraction:
         first = first_copies(np.stack([_codes(column) for column in columns.values()], 1))
         kept, held = hold_out_indices(labels, test_fraction, seed, group_of, first)
-        positions, notes = {"train": kept, "test": held}, [HELD_OUT.format(len(held), len(labels), seed), *notes]
+        positions, told = {"train": kept, "test": held}, HELD_OUT.format(len(held), len(labels), seed)
+        notes = [told, *far_from_asked(group_of, held, test_fraction), *notes]
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
     encoder = replace(encoder, identity=identity)
     whole = Split(encoder.transform(columns), labels, ids, group_of)

@@ -252,8 +252,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         if partial:
             config = config.replace(calibration="none", schedule="constant", warmup=0, epochs=done + 1)
         decider = new_decider(METHOD, config, data.classes if partial else _weighted(data).classes)
-        stops = self.early_stopping and not partial
-        parts = [data]
+        stops, parts = self.early_stopping and not partial, [data]
         if config.hold_out and (decider.calibration is not None or stops):
             if data.classes.count_array.max() > 1:
                 parts = _held_apart(data, config, stops)
@@ -266,12 +265,12 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
             logits += [] if part.val is None else [self._particle_logits(part.val.array)]
         self.optimiser_: Arrays = trained[1] if partial else {}
         self.loss_curve_: list[float] = [*losses, *trained[2]]
-        self.held_out_loss_curve_ = trained[3]
-        self.loss_, self.n_iter_ = self.loss_curve_[-1], len(self.loss_curve_)
+        self.held_out_loss_curve_, self.loss_, self.n_iter_ = trained[3], self.loss_curve_[-1], len(self.loss_curve_)
         if held:
-            y = np.concatenate([part.labels for part in held])
+            scores, y = np.concatenate(logits, axis=1), np.concatenate([part.labels for part in held])
             shares = None if split.weights is None else np.concatenate([part.weights for part in held])
-            decider = decider.fit(np.concatenate(logits, axis=1), y, logits=True, sample_weight=shares)
+            groups = None if split.groups is None else np.concatenate([part.groups for part in held])
+            decider = decider.fit(scores, y, logits=True, sample_weight=shares, groups=groups)
             if config.refit and not stops:
                 self.weights_ = _train_particles(data, config, weights, {}, 0, None, self.patience)[0]
         return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
@@ -290,7 +289,8 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         self.loss_curve_, self.held_out_loss_curve_ = list[float](), list[float]()
         decider = new_decider(METHOD, config, data.classes).replace(weights=found.weights)
         if decider.calibration is not None:
-            decider = decider.fit(found.logits, found.held.labels, logits=True, sample_weight=found.held.weights)
+            shares, groups = found.held.weights, found.held.together
+            decider = decider.fit(found.logits, found.held.labels, logits=True, sample_weight=shares, groups=groups)
         return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
 
     def _particle_logits(self, inputs: NDArray[np.float32]) -> Floats:

@@ -169,7 +169,9 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
             expect(folds, "no sample can be held out for calibration: use fewer folds (cv), or calibration=None")
             scores, held = (np.concatenate([fold[i] for fold in folds]) for i in (1, 2))
             scores, held = scores[np.argsort(held, kind="stable")], np.sort(held)  # whatever the order of the folds
-            decider = decider.fit(scores, encoded[held], sample_weight=None if weights is None else weights[held])
+            own = {"sample_weight": weights, "groups": None if groups is None else np.asarray(groups)}
+            given = {name: each[held] for name, each in own.items() if each is not None}
+            decider = decider.fit(scores, encoded[held], **given)
         self.estimator_ = self.estimator if prefit else _fitted(self.estimator, X, y, weights)
         complete = [model for model, *_ in folds if self.ensemble and len(model.classes_) == len(labels)]
         # A fitted or frozen estimator is the same in every fold.
