@@ -10,7 +10,8 @@ from PIL import Image
 from pyarrow import parquet
 
 import rfdlc
-from rfdlc.data.samples import InputSpec, holds_features, open_samples, open_splits
+from rfdlc.data.samples import InputSpec, holds_features, open_samples
+from rfdlc.data.splits import open_splits
 from rfdlc.errors import InputError
 from rfdlc.tables import read_columns
 

@@ -1,6 +1,7 @@
 """Model: a run folder made ready to predict and decide. The networks of runs are built here."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -164,10 +165,12 @@ class Model:
             all(isinstance(path, str | Path) for path in paths),
             f"{other}; samples in memory are for Model.load(run).predict",
         )
-        if self.embedding is None or holds_features(source, options.get("root")):
-            return open_samples(source, self._spec, **options)
-        _ = self.embedder  # raises where its weights are not there
-        return open_samples(source, self.inputs, **options)
+        own = self.embedding is None or holds_features(source, options.get("root"))
+        _ = own or self.embedder  # raises where its weights are not there
+        samples = open_samples(source, self._spec if own else self.inputs, **options)
+        if samples.doubt and not samples.labelled:
+            warnings.warn(f"{samples.doubt}: no column target is written", stacklevel=3)
+        return samples
 
     @property
     def inputs(self) -> InputSpec:

@@ -1,7 +1,9 @@
 """Tables of image files: one column with paths, and columns with labels and, where they are, groups and splits."""
 
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +49,10 @@ def read(
     """One row per image; paths are relative to the root, or to the table. `groups` and `split` name columns."""
     table, where, paths = read_columns(path), str(path), str(image_column(path, root))
     root = (root or path.parent).resolve()
-    usual = [] if groups else [name for name in table if name.lower() == "group" and name not in (target, split)]
-    usual = [name for name in usual if None not in text_column(table[name])]
-    groups = groups or next(iter(usual), None)
+    usual = None if groups else group_column(table, target, split)
+    groups = groups or usual
     target, notes = check_roles(where, table, target, groups, split)
-    notes += [f"column {name!r} says which images belong together: groups names another" for name in usual[:1]]
+    notes += [] if usual is None else [f"column {usual!r} says which images belong together: groups names another"]
     column, splits = split or split_column(table), {"train": np.arange(len(table[target]))}
     splits = splits if column is None else rows_of_splits(where, column, table[column])
     images, labels = text_column(table[paths]), text_column(table[target])
@@ -73,11 +74,17 @@ def read(
     return read_images(path.stem, root, listed, names, how, notes, broken)
 
 
+def group_column(table: Mapping[str, Any], *others: str | None) -> str | None:
+    """A column that is called group and has no empty cell, unless it is one of the others."""
+    usual = (name for name in table if name.lower() == "group" and name not in others)
+    return next((name for name in usual if None not in text_column(table[name])), None)
+
+
 def find_images(
     path: Path, column: str, target: str | None, split: str | None, class_names: tuple[str, ...], allow_links: bool,
     root: Path | None = None,
-) -> tuple[Path, PackedText, NDArray[np.int64]]:  # fmt: skip
-    """Images to predict: root, names and labels (-1: none). Does not check that files exist."""
+) -> tuple[Path, PackedText, NDArray[np.int64], str]:  # fmt: skip
+    """Images to predict: root, names, labels (-1: none) and what is unclear about them. Files may not exist."""
     rows, root = TableRows(path, split, target, class_names), (root or path.parent).resolve()
     names = text_column(rows[range(len(rows.labels))][column])
     for row, name in enumerate(names, 1):
@@ -86,4 +93,4 @@ def find_images(
             names[row - 1] = listed_name(name, root, allow_links=allow_links)
         except InputError as error:
             raise InputError(f"{path}, row {row}: {error}") from None
-    return root, PackedText(names), rows.labels
+    return root, PackedText(names), rows.labels, rows.doubt

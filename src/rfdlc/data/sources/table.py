@@ -5,7 +5,7 @@ import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +129,10 @@ class TableRows:
         self._column = split_column(self.names)
         known = split is None or self._column is not None
         expect(known, f"{path} has no split {split!r}: expected a column 'split' that says it row by row")
-        place = {name: i for i, name in enumerate(classes)}
-        columns = (text_column(batch.column(target)) if target else [""] * len(batch) for batch in self._batches())
-        self.labels = np.array([place.get(text, -1) for column in columns for text in column], dtype=np.int64)
+        place: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
+        texts = self._texts(target) if target else ("" for batch in self._batches() for _ in range(len(batch)))
+        self.labels = np.array([place.get(text, -1) for text in texts], dtype=np.int64)
+        self.doubt = "" if target is None else doubtful(self.labels, self._texts(target))
         expect(len(self.labels), f"{path}: has no rows{'' if split is None else f' of the split {split!r}'} to predict")
         self._coming: Iterator[Any] = iter(())
         self._held: Any = None  # a table with the rows from `_at` on
@@ -150,12 +151,28 @@ class TableRows:
         rows = self._held.slice(wanted.start - self._at, len(wanted))
         return dict(zip(rows.column_names, rows.itercolumns(), strict=True))
 
+    def _texts(self, column: str) -> Iterator[str | None]:
+        return (text for batch in self._batches() for text in text_column(batch.column(column)))
+
     def _batches(self) -> Iterator[Any]:
         for batch in self._file.batches():
             if self._split is not None:
                 splits = (split_name(str(cell).strip()) for cell in batch.column(self._column).to_pylist())
                 batch = batch.filter(np.array([split == self._split for split in splits]))
             yield batch
+
+
+def doubtful(labels: NDArray[np.int64], texts: Iterable[str | None]) -> str:
+    """Which labels are missing or unknown (-1), and how they are written; nothing where all are missing."""
+    found = enumerate(zip(labels, texts, strict=True), 1) if (labels < 0).any() else ()
+    odd = ((row, text) for row, (label, text) in found if label < 0)
+    first = list(islice(odd, 3))
+    if not (labels >= 0).any() and all(text is None for _, text in chain(first, odd)):
+        return ""
+    shown = ", ".join(f"row {row}: {text or ''!r}" for row, text in first)
+    count = int((labels < 0).sum())
+    more = ", ..." if count > len(first) else ""
+    return f"{count:,} of {len(labels):,} rows have no or unknown labels ({shown}{more})" if count else ""
 
 
 def check_roles(where: str, table: Table, target: str | None, *others: str | None) -> tuple[str, list[str]]:

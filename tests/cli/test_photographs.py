@@ -1,0 +1,153 @@
+"""Photographs of camera traps: a table with the columns file, species, site and date, from training to evaluation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+import rfdlc
+
+SPECIES = ("deer", "fox", "owl")
+EMBED = ("--backbone", "tests.integrations.embed.encoders:corners", "--image-size", "8", "--device", "cpu")
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
+    lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """60 photographs of 3 species at 10 sites, one per day."""
+    root, rng, found = tmp_path_factory.mktemp("traps"), np.random.default_rng(0), []
+    (root / "photos").mkdir()
+    for i in range(60):
+        pixels = rng.integers(0, 90, (12, 12, 3), dtype=np.uint8) + 120 * np.eye(3, dtype=np.uint8)[i % 3]
+        Image.fromarray(pixels).save(root / "photos" / f"{i:02}.png")
+        day = f"2024-{1 + i // 28:02}-{1 + i % 28:02}"
+        found.append({"file": f"photos/{i:02}.png", "species": SPECIES[i % 3], "site": f"s{i % 10}", "date": day})
+    return root, found
+
+
+@pytest.fixture
+def traps(rows):
+    return write_rows(rows[0] / "obs.csv", rows[1])
+
+
+def emptied(rows, name: str, **cells: dict[int, str]) -> Path:
+    """The table with other cells: `species={3: ""}`."""
+    root, found = rows
+    changed = [dict(row) for row in found]
+    for column, values in cells.items():
+        for row, value in values.items():
+            changed[row][column] = value
+    return write_rows(root / name, changed)
+
+
+# -- groups
+@pytest.mark.parametrize("suffix", ["parquet", "npz"])
+def test_embed_keeps_groups_and_train_keeps_them_together(run, traps, tmp_path, suffix):
+    out = tmp_path / f"features.{suffix}"
+    code, said, _ = run("embed", traps, "--target", "species", "--groups", "site", "--out", out, *EMBED)
+    assert code == 0
+    assert f"next: rfdlc train {out} --out runs/features" in said
+    data = rfdlc.load(out)
+    sites = [set(split.groups.tolist()) for split in data.splits.values()]
+    assert len(data.splits) == 2
+    assert not sites[0] & sites[1]
+    assert sites[0] | sites[1] == {f"s{i}" for i in range(10)}
+
+
+def test_embed_keeps_groups_with_splits_and_from_a_file(run, rows, traps, tmp_path):
+    root, found = rows
+    split = write_rows(
+        root / "split.csv", [{**row, "split": "test" if row["site"] == "s9" else "train"} for row in found]
+    )
+    out = tmp_path / "a.parquet"
+    assert run("embed", split, "--target", "species", "--groups", "site", "--out", out, *EMBED)[0] == 0
+    table = parquet.read_table(out).to_pydict()
+    assert {(site, part) for site, part in zip(table["group"], table["split"], strict=True) if part == "test"} == {
+        ("s9", "test")
+    }
+    folder = tmp_path / "folder"
+    for row in found[:12]:
+        (folder / row["species"]).mkdir(parents=True, exist_ok=True)
+        name = f"{row['species']}/{Path(row['file']).name}"
+        (folder / name).write_bytes((root / row["file"]).read_bytes())
+    groups = [{"id": f"{row['species']}/{Path(row['file']).name}", "site": row["site"]} for row in found[:12]]
+    file, out = write_rows(tmp_path / "sites.csv", groups), tmp_path / "b.parquet"
+    assert run("embed", folder, "--groups", file, "--out", out, *EMBED)[0] == 0
+    table = parquet.read_table(out).to_pydict()
+    assert dict(zip(table["id"], table["group"], strict=True)) == {row["id"]: row["site"] for row in groups}
+    write_rows(file, groups[1:])
+    code, _, said = run("embed", folder, "--groups", file, "--out", tmp_path / "c.parquet", *EMBED)
+    assert code == 2
+    assert "1 of 12 train samples have no group, the first is 'deer/00.png'" in said
+
+
+def test_embed_names_a_column_of_groups_that_is_not_there(run, traps, tmp_path):
+    code, _, said = run("embed", traps, "--target", "species", "--groups", "sites", "--out", tmp_path / "a.npz", *EMBED)
+    assert code == 2
+    assert "did you mean 'site'?" in said
+
+
+# -- labels that are missing
+@pytest.mark.parametrize("column", ["species", "site"])
+def test_embed_says_which_rows_lack_a_label_or_group(run, rows, tmp_path, column):
+    table, out = emptied(rows, "holes.csv", **{column: {2: "", 40: ""}}), tmp_path / "features.parquet"
+    words = ("embed", table, "--target", "species", "--groups", "site", "--out", out, *EMBED)
+    code, _, said = run(*words)
+    what = {"species": "label", "site": "group"}[column]
+    assert code == 2
+    assert f"2 of 60 images lack something: photos/02.png has no {what}, photos/40.png has no {what}" in said
+    assert "--skip-broken" in said
+    assert not out.exists()
+    code, said, _ = run(*words, "--skip-broken")
+    assert code == 0
+    assert "2 broken ones were left out" in said
+    found = parquet.read_table(out).to_pydict()
+    assert len(found["target"]) == 58
+    assert None not in found["target"] + found["group"]
+    assert not {"photos/02.png", "photos/40.png"} & {*found["id"]}
+    assert out.with_name("features.parquet.skipped.txt").read_text().splitlines() == [
+        f"photos/{i}.png has no {what}" for i in ("02", "40")
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(rows):
+    root, _ = rows
+    features = rfdlc.embed(
+        write_rows(root / "all.csv", rows[1]), root / "all.parquet", target="species", image_size=8,
+        backbone="tests.integrations.embed.encoders:corners", device="cpu",
+    )  # fmt: skip
+    return rfdlc.train(features.path, "ce", root / "run", epochs=2, device="cpu").path
+
+
+@pytest.mark.parametrize("suffix", ["csv", "npz"])
+def test_predict_says_why_there_is_no_target(run, rows, model, tmp_path, suffix):
+    table = emptied(rows, "unknown.csv", species={2: "", 8: "okapi"})
+    table.write_text(table.read_text().replace("species", "target"))
+    out = tmp_path / f"p.{suffix}"
+    code, _, said = run("predict", model, table, "--out", out)
+    assert code == 0
+    told = "2 of 60 rows have no or unknown labels (row 3: '', row 9: 'okapi'): no column target is written"
+    assert said.count(told) == 1
+    assert rfdlc.Predictions.load(out).targets is None
+
+
+def test_predict_says_that_numbers_are_not_names(model, tmp_path):
+    np.savez(tmp_path / "new.npz", x=np.zeros((4, 6), np.float32), y=[0, 1, 2, 0])
+    with pytest.warns(UserWarning, match=r"4 of 4 rows have no or unknown labels \(row 1: '0', row 2: '1', .*\.\.\.\)"):
+        assert rfdlc.Model.load(model).predict(tmp_path / "new.npz").targets is None
+
+
+def test_predict_is_silent_where_no_row_has_a_label(run, rows, model, tmp_path):
+    table = emptied(rows, "new.csv", species=dict.fromkeys(range(60), ""))
+    table.write_text(table.read_text().replace("species", "target"))
+    code, _, said = run("predict", model, table, "--out", tmp_path / "p.csv")
+    assert code == 0
+    assert "labels" not in said
