@@ -8,6 +8,7 @@ from PIL import Image
 from pyarrow import parquet
 
 import rfdlc
+from rfdlc.errors import InputError
 
 SPECIES = ("deer", "fox", "owl")
 EMBED = ("--backbone", "tests.integrations.embed.encoders:corners", "--image-size", "8", "--device", "cpu")
@@ -151,3 +152,64 @@ def test_predict_is_silent_where_no_row_has_a_label(run, rows, model, tmp_path):
     code, _, said = run("predict", model, table, "--out", tmp_path / "p.csv")
     assert code == 0
     assert "labels" not in said
+
+
+# -- time
+def test_the_newest_photographs_are_the_test_split(run, rows, traps, tmp_path):
+    data = rfdlc.load(traps, target="species", time="date")
+    found = {name: list(split.ids) for name, split in data.splits.items()}
+    names = [row["file"] for row in rows[1]]
+    assert found == {"train": names[:38], "val": names[38:48], "test": names[48:]}
+    assert "by 'date', 38 old rows train, 10 calibrate, the newest 12 test; it is not a feature" in data.notes
+    words = ("train", traps, "--target", "species", "--time", "date", "--out", tmp_path / "run", "--method", "ce")
+    assert run(*words, "epochs=1", "backbone=resnet8", "tune=off", "--json")[0] == 0
+    tested = rfdlc.Predictions.load(tmp_path / "run")
+    assert tested.ids is not None
+    assert tested.ids.tolist() == names[48:]
+
+
+def test_without_time_photographs_are_drawn_and_stay_so(traps):
+    data = rfdlc.load(traps, target="species", groups="site")
+    assert [*data.splits] == ["train", "test"]
+    assert not set(data.train.groups) & set(data.test.groups)
+    assert [*rfdlc.load(traps, target="species", test_fraction=0).splits] == ["train"]
+
+
+def test_time_and_a_split_exclude_each_other(rows):
+    root, found = rows
+    table = write_rows(root / "both.csv", [{**row, "split": "train"} for row in found])
+    with pytest.raises(InputError, match="time 'date' and split 'split' both divide the rows"):
+        rfdlc.load(table, target="species", time="date")
+
+
+# -- messages
+def test_a_folder_that_holds_a_run_is_refused_before_data_are_read(run, traps, model, monkeypatch):
+    monkeypatch.setattr("rfdlc.training.train.load_for", lambda *_: pytest.fail("data were read"))
+    code, _, said = run("train", traps, "--target", "species", "--out", model)
+    assert code == 2
+    assert "holds a run already: continue it with `rfdlc resume" in said
+
+
+def test_predict_says_where_the_test_split_of_a_run_is(run, rows, model):
+    code, _, said = run("predict", model, rows[0] / "all.parquet", "--split", "test")
+    assert code == 2
+    assert f"the run held its test split out itself, and {model}/predictions.npz has the predictions of it" in said
+    assert f"`rfdlc evaluate {model}`" in said
+    assert run("evaluate", model)[0] == 0
+    assert run("decide", model)[0] == 0
+    said = run("predict", model, write_rows(rows[0] / "other.csv", rows[1]), "--split", "test")[2]
+    assert "has no split 'test'" in said
+    assert "held" not in said
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        ({"species": {4: ""}}, "the label is missing"),
+        ({"site": {4: ""}}, "the group is missing"),
+        ({"file": {4: ""}, "species": {4: ""}}, "the path is missing and the label is missing"),
+    ],
+)
+def test_a_row_that_is_not_complete_says_what_is_missing(rows, cells, told):
+    with pytest.raises(InputError, match=f"row 5: {told}"):
+        rfdlc.load(emptied(rows, "incomplete.csv", **cells), target="species", groups="site")

@@ -122,7 +122,8 @@ def load(
     data = replace(data, notes=(*data.notes, *_shared(data), *_alike(data.classes.names)))
     if data.val is None and (copies := int((data.train.first != np.arange(len(data.train))).sum())):
         data = replace(data, notes=(*data.notes, COPIES.format(copies)))
-    done = "test_fraction" in options_of(reader)  # rows of a table are split before they are encoded
+    # Rows of a table are split before they are encoded; a table of images needs the fraction for `time` alone.
+    done = "test_fraction" in options_of(reader) and reader is not image_table.read
     if done or list(data.splits) != ["train"] or not checked["test_fraction"]:
         return data
     moved = data.hold_out(checked["test_fraction"], checked["seed"])

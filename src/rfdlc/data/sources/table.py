@@ -74,10 +74,8 @@ def read(
     column = split or split_column(table)
     positions = {"train": np.arange(len(labels))}
     if time is not None:
-        expect(column is None, f"{where}: time {time!r} and split {column!r} both divide the rows: leave one out")
-        positions = _rows_by_time(where, time, table.pop(time), test_fraction)
-        sizes = "{:,} old rows train, {:,} calibrate, the newest {:,} test".format(*map(len, positions.values()))
-        notes.append(f"by {time!r}, {sizes}; it is not a feature")
+        positions, note = rows_by_time(where, time, table.pop(time), test_fraction, column)
+        notes.append(note)
     elif column is not None:
         positions = rows_of_splits(where, column, table.pop(column))
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
@@ -229,8 +227,11 @@ def rows_of_splits(where: str, column: str, cells: Any) -> dict[str, NDArray[np.
     return {name: np.flatnonzero(np.array(splits) == name) for name in SPLITS}
 
 
-def _rows_by_time(where: str, name: str, cells: Any, fraction: float) -> dict[str, NDArray[np.int64]]:
+def rows_by_time(
+    where: str, name: str, cells: Any, fraction: float, split: str | None
+) -> tuple[dict[str, NDArray[np.int64]], str]:
     """About a fraction of the rows to test, the newest, and of the others to calibrate; equal times stay together."""
+    expect(split is None, f"{where}: time {name!r} and split {split!r} both divide the rows: leave one out")
     column, missing = parse_column(name, cells, codes=False), listing(_missing(cells), 5)
     expect(fraction, f"{where}: time {name!r} holds the newest rows out: expected test_fraction above 0")
     expect(not missing, f"{where}: the time {name!r} is missing in row {missing}: fill it in, or remove the rows")
@@ -241,7 +242,9 @@ def _rows_by_time(where: str, name: str, cells: Any, fraction: float) -> dict[st
     test = _newest(place, fraction, 2)
     rest = np.flatnonzero(~test)
     calibrates = _newest(place[rest], fraction, 1)
-    return {"train": rest[~calibrates], "val": rest[calibrates], "test": np.flatnonzero(test)}
+    found = {"train": rest[~calibrates], "val": rest[calibrates], "test": np.flatnonzero(test)}
+    sizes = "{:,} old rows train, {:,} calibrate, the newest {:,} test".format(*map(len, found.values()))
+    return found, f"by {name!r}, {sizes}; it is not a feature"
 
 
 def _newest(place: NDArray[np.int64], fraction: float, least: int) -> NDArray[np.bool_]:
