@@ -1,5 +1,6 @@
 """Photographs of camera traps: a table with the columns file, species, site and date, from training to evaluation."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -213,3 +214,57 @@ def test_predict_says_where_the_test_split_of_a_run_is(run, rows, model):
 def test_a_row_that_is_not_complete_says_what_is_missing(rows, cells, told):
     with pytest.raises(InputError, match=f"row 5: {told}"):
         rfdlc.load(emptied(rows, "incomplete.csv", **cells), target="species", groups="site")
+
+
+# -- evaluation
+@pytest.fixture
+def predicted(run, rows, traps, model, tmp_path):
+    """Predictions without labels, and without folders in front of the names."""
+    assert run("predict", model, traps, "--out", tmp_path / "p.csv")[0] == 0
+    return tmp_path / "p.csv"
+
+
+@pytest.mark.parametrize("name", ["file", "File", "filename", "file_name", "filepath", "image_path"])
+def test_labels_are_found_by_the_path_column_that_train_knows(run, rows, predicted, tmp_path, name):
+    table = write_rows(tmp_path / "labels.csv", [{"site": row["site"], **row} for row in rows[1]])
+    table.write_text(table.read_text().replace("file", name, 1))
+    code, said, told = run("evaluate", predicted, "--labels", table, "--target", "species", "--json")
+    assert code == 0
+    assert json.loads(said)["samples"] == 60
+    assert "was taken for them" not in told
+
+
+def test_labels_that_are_empty_are_named(run, rows, predicted):
+    table = emptied(rows, "labels.csv", species={2: "", 40: ""})
+    code, _, said = run("evaluate", predicted, "--labels", table, "--target", "species")
+    assert code == 2
+    assert "the column 'species' is empty in row 3 (photos/02.png), row 41 (photos/40.png): fill them in" in said
+
+
+def test_a_run_folder_tells_its_classes(run, traps, predicted, model, tmp_path):
+    words = ("evaluate", predicted, "--labels", traps, "--target", "species")
+    said = run(*words)[1]
+    assert "--classes RUN (a run folder) or counts.csv" in " ".join(said.split())
+    code, said, _ = run(*words, "--classes", model, "--json")
+    assert code == 0
+    assert json.loads(said)["accuracy_by_region"]
+    assert run("utility", "new", tmp_path / "U.csv", "--classes", model, "--kind", "tail-sensitive")[0] == 0
+    assert rfdlc.Utility.read_csv(tmp_path / "U.csv").classes.names == SPECIES
+
+
+def test_a_prior_of_names_with_commas_is_a_table(run, predicted):
+    code, _, said = run("decide", predicted, "--target-prior", "Ibis, sacred=0.5,owl=0.5")
+    assert code == 2
+    assert "'Ibis' has no share" in said
+    assert "a CSV file with the columns class and share (or count)" in said
+
+
+def test_a_model_predicts_a_list_of_paths(rows, model):
+    root, found = rows
+    loaded = rfdlc.Model.load(model)
+    paths = [str(root / row["file"]) for row in found[:3]]
+    predictions = loaded.predict(paths)
+    np.testing.assert_array_equal(predictions.scores.values, loaded.predict(tuple(map(Path, paths))).scores.values)
+    np.testing.assert_array_equal(predictions.scores.values[:, :1], loaded.predict(paths[0]).scores.values)
+    with pytest.raises(InputError, match=r"none\.png: not an existing image file"):
+        loaded.predict([paths[0], "none.png"])

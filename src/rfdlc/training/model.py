@@ -142,13 +142,15 @@ class Model:
         ----------
         inputs
             A Dataset, a Split, an array (N, ...), a table (file, data frame, columns by name), or the name or path of
-            data, for example a folder or list of images or one image. Rows of a table are encoded as the training rows.
+            data, for example a folder or list of images; or the paths of images. Rows of a table are encoded as the
+            training rows.
         split, root
             Which split (by default the last), and the folder of a named data set or of a list's images.
         skip_broken, allow_links
             Leave out broken images; accept links that leave a folder of images.
         """
-        if isinstance(inputs, str | Path):
+        several = isinstance(inputs, list | tuple) and len(inputs) and all(isinstance(x, str | Path) for x in inputs)
+        if several or isinstance(inputs, str | Path):
             where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links}
             return self.predict_samples(self.open_samples(inputs, skip_broken=skip_broken, **where))
         found = self._split(inputs, split)
