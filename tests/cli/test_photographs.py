@@ -61,6 +61,8 @@ def test_embed_keeps_groups_and_train_keeps_them_together(run, traps, tmp_path, 
     assert len(data.splits) == 2
     assert not sites[0] & sites[1]
     assert sites[0] | sites[1] == {f"s{i}" for i in range(10)}
+    told = "column 'group' says which samples belong together"
+    assert (told in data.notes) == (suffix == "parquet")
 
 
 def test_embed_keeps_groups_with_splits_and_from_a_file(run, rows, traps, tmp_path):

@@ -58,7 +58,7 @@ def _lacking(samples: Samples, labelled: bool) -> dict[int, str]:
     absent = {"label": (samples.labels < 0) & labelled}
     absent |= {} if samples.groups is None else {"group": np.array([group is None for group in samples.groups])}
     rows = np.flatnonzero(np.any([*absent.values()], axis=0)).tolist()
-    names = samples.ids or [f"sample {row}" for row in range(len(samples))]
+    names = {row: f"sample {row}" if samples.ids is None else samples.ids[row] for row in rows}
     return {row: f"{names[row]} has no {' and no '.join(what for what in absent if absent[what][row])}" for row in rows}
 
 

@@ -69,7 +69,9 @@ def read(path: Path) -> Dataset:
         groups = text_column(known[GROUP])[rows] if GROUP in known else np.full(1, None)
         own |= {} if (groups == None).all() else {"groups": groups}  # noqa: E711
         arrays |= {f"{split}_{role}": values for role, values in own.items() if len(rows)}
-    return replace(from_arrays(path.stem, arrays), embedding=embedding)
+    data = from_arrays(path.stem, arrays)
+    notes = () if data.train.groups is None else (f"column {GROUP!r} says which samples belong together",)
+    return replace(data, embedding=embedding, notes=(*data.notes, *notes))
 
 
 def features_of(column: Any, width: int) -> NDArray[np.float32]:
