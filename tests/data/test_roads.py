@@ -10,7 +10,8 @@ from PIL import Image
 from pyarrow import parquet
 
 import rfdlc
-from rfdlc.data.samples import InputSpec, holds_features, open_samples, open_splits
+from rfdlc.data.samples import InputSpec, holds_features, open_samples
+from rfdlc.data.splits import open_splits
 from rfdlc.errors import InputError
 from rfdlc.tables import read_columns
 
@@ -166,7 +167,7 @@ def test_a_table_of_images_without_splits_or_with_broken_rows(photos: Path) -> N
     assert data.test is not None
     assert "held out" in " ".join(data.notes)
     photos.write_text("\n".join([*lines, "images/none.png,red", "../x.png,red", "images/3.png,"]))
-    message = r"row 13: the file .* does not exist.*row 14: the path .* leaves .*row 15: the path"
+    message = r"row 13: the file .* does not exist.*row 14: the path .* leaves .*row 15: the label is missing"
     with pytest.raises(InputError, match=message):
         rfdlc.load(photos)
     assert len(rfdlc.load(photos, skip_broken=True).skipped) == 3
@@ -178,7 +179,7 @@ def test_a_column_of_images_may_have_blanks_and_empty_cells(photos: Path) -> Non
     lines = photos.read_text().splitlines()
     photos.write_text("\n".join([lines[0], ",red,p9,train,30", *(f" {line}" for line in lines[1:])]))
     assert len(rfdlc.load(photos, skip_broken=True).train) == 9
-    with pytest.raises(InputError, match="row 1: the path, the label or the group is missing"):
+    with pytest.raises(InputError, match="row 1: the path is missing"):
         rfdlc.load(photos)
     table = photos.with_name("t.csv")
     table.write_text("image,x,label\n" + "\n".join(f",{i},{'ab'[i % 2]}" for i in range(10)))

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 import rfdlc
 from rfdlc.cli.lake import check_in_memory, decide_files, evaluate_files, is_folder, large_lake
+from rfdlc.cli.reading import CLASSES
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
 from rfdlc.cli.writing import SHOWN, action_table, check_other, check_writable, new_table, output
 from rfdlc.errors import expect, listing
@@ -136,7 +137,7 @@ def evaluate(
         summary = {"decider": _summary(decider, predictions), "over_argmax": None if gain is None else asdict(gain)}
         output(True, result.to_dict() | summary)
         return
-    hint = "For head, tail and false head rate give training counts: --classes counts.csv"
+    hint = "For head, tail and false head rate give training counts: --classes RUN (a run folder) or counts.csv"
     lines = [result.promise, *_calibrated(decider, predictions)]
     if gain is not None:
         shown = f"{readable(gain.difference)} ({readable(gain.low)} to {readable(gain.high)})"
@@ -233,7 +234,7 @@ def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":
     """Each file with the same options, as `evaluate` reads them, and perhaps a calibration file of its own."""
     from rfdlc.integrations.report.runs import alike, prepared, run_names
 
-    known = (file / "classes.json" for file in files)
+    known = (file / CLASSES for file in files)
     like = next((rfdlc.Classes.from_json(file) for file in known if file.is_file()), None)
     runs: list[ReportRun] = []
     for file, name, own in zip(files, run_names(files), request.of_each(files), strict=True):

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 import rfdlc
 from rfdlc.cli.request import (
+    GROUPS,
     NAME_OR_PATH,
     JsonOption,
     RunFolder,
@@ -50,17 +51,19 @@ def embed(
     batch: Annotated[int, Option("--batch", min=0, help="Images computed together; 0: by the device.")] = 0,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     target: Target = None,
+    groups: Annotated[str | None, Option(help=GROUPS)] = None,
     json: JsonOption = False,
 ) -> None:
     """Write features of images by any network; `rfdlc train` on them gives a model that predicts from images.
 
     Images are read and features written in parts, in constant memory: after an interruption the same command continues.
-    Under torchrun each process computes a share. Splits, labels and ids are kept. The file says how it was made, and
-    the weights are copied beside it.
+    Under torchrun each process computes a share. Splits, labels, ids and groups are kept. The file says how it
+    was made, and the weights are copied beside it.
 
     **Examples**
 
     - `rfdlc embed photos/ --backbone timm:resnet50 --pretrained resnet50.safetensors --out features.parquet --flips`
+    - `rfdlc embed photos.csv --target species --groups site --backbone timm:resnet50 --pretrained hub`
     - `rfdlc embed photos/ --backbone model.onnx --image-size 224 --out features.npz`
     - `rfdlc embed cifar100-lt --root data --backbone mypackage.networks:encoder --image-size 160`
     - `rfdlc train features.parquet --out runs/a && rfdlc predict runs/a new_photos/ --out predictions.parquet`
@@ -69,6 +72,7 @@ def embed(
     given: dict[str, Any] = {"image_size": image_size, "channels": channels, "crop": crop, "half": half, "flips": flips}
     given |= {"mean": numbers("mean", mean), "std": numbers("std", std), "batch_size": batch, "device": device}
     given |= {"fit": fit, "interpolation": interpolation, "root": reading.root, "target": target, **reading.given()}
+    given |= {"groups": groups}
     with ready():
         try:
             named = [name.strip() for name in (layers or "").split(",") if name.strip()]

@@ -10,6 +10,7 @@ from typing import Any
 import rfdlc
 from rfdlc.errors import InputError, expect, listing
 
+CLASSES = "classes.json"  # of a run folder
 BUILDERS = ("one-hot", "tail-sensitive")
 _NO_TABLES = (".json", ".toml", ".yaml", ".yml", ".xlsx", ".xls", ".ods", ".parquet", ".npy", ".npz")
 _CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell the classes; other dots are in names
@@ -27,13 +28,15 @@ def with_expert(utility: "rfdlc.Utility", file: Path) -> "rfdlc.Utility":
 
 
 def read_classes(spec: str) -> "rfdlc.Classes":
-    """`cat,dog,newt`; a JSON file; a CSV with columns class,count[,group]; or any table of predictions."""
+    """`cat,dog,newt`; a JSON file or a run folder; a CSV with columns class,count[,group]; or predictions."""
     from rfdlc.tables import SUFFIXES, open_table
 
     path, ending = Path(spec), Path(spec).suffix.lower()
+    if (path / CLASSES).is_file():  # of a run
+        return rfdlc.Classes.from_json(path / CLASSES)
     if not path.is_file():
         named = "," in spec and ending not in _CLASS_FILES
-        expect(named, f"classes {spec!r}: no such file; expected a file, or names such as cat,dog,newt")
+        expect(named, f"classes {spec!r}: no such file; expected a file, a run folder, or names such as cat,dog,newt")
         return rfdlc.Classes(tuple(name.strip() for name in next(csv.reader([spec], skipinitialspace=True))))
     if ending == ".json":
         return rfdlc.Classes.from_json(path)
@@ -57,6 +60,9 @@ def read_prior(spec: str, what: str) -> str | dict[str, float]:
     if spec in ("uniform", "train", "estimate"):
         return spec
     if "=" in spec:
+        odd = next((item.strip() for item in spec.split(",") if "=" not in item), None)
+        fix = "where names have commas, give a CSV file with the columns class and share (or count)"
+        expect(odd is None, f"{what} {spec!r}: {odd!r} has no share: expected shares such as cat=0.2,dog=0.8; {fix}")
         pairs = [item.partition("=") for item in spec.split(",")]
         return _numbers([name.strip() for name, _, _ in pairs], [value for _, _, value in pairs], what)
     expect(
@@ -74,7 +80,8 @@ def table_columns(path: Path, *needed: str) -> dict[str, list[str]]:
     """The cells of a small table as text, by column."""
     from rfdlc.tables import read_columns
 
-    columns = {name: [str(cell).strip() for cell in cells.to_pylist()] for name, cells in read_columns(path).items()}
+    found = {name: cells.to_pylist() for name, cells in read_columns(path).items()}
+    columns = {name: ["" if cell is None else str(cell).strip() for cell in cells] for name, cells in found.items()}
     expect(all(map(columns.get, needed)), f"{path}: expected columns {', '.join(needed)} and one row per class")
     return columns
 

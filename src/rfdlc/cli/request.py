@@ -16,15 +16,17 @@ from rfdlc.errors import InputError, choose, expect, listing, repeated
 from rfdlc.files import runs_inside
 
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
-CLASSES = "Training counts: CSV with columns class,count[,group], or JSON."
-LABELS = "True classes: CSV or Parquet with columns id (or path) and target, instead of a `target` column in FILE."
+CLASSES = "Training counts: CSV with columns class,count[,group], JSON, or a run folder."
+LABELS = "True classes: CSV or Parquet with columns id, path or file, and target, instead of a column in FILE."
 CALIBRATORS = (
     "`auto` (default), `temperature`, `power-temperature`, `bias-corrected-temperature`, "
     "`prior-corrected-temperature`, `prior-corrected-power` or `matrix-scaling`."
 )
 CALIBRATE = "Held-out predictions with targets. Of several inputs: one for all but run folders, or one each, in order."
-TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
-TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, CSV."
+TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, "
+TRAIN_PRIOR += "or a CSV with columns class,share (or class,count)."
+TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, "
+TARGET_PRIOR += "or a CSV with columns class,share (or class,count)."
 NAME_OR_PATH = "A data set's name (`digits-lt`) or a path."
 Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATH)]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
@@ -90,7 +92,7 @@ class UtilityRequest:
         """
         check_sets(self.sets, self.coverage)
         prior = None if self.target_prior is None else reading.read_prior(self.target_prior, "target prior")
-        asked, file = self.sets or self.budget or self.unfamiliar, model / "classes.json"
+        asked, file = self.sets or self.budget or self.unfamiliar, model / reading.CLASSES
         wrong = runs_inside(model) or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
         expect(model.suffix == ".onnx" or file.is_file(), wrong)  # before what predicts is loaded
         if all(value is None for value in (self.utility, self.costs, self.penalty, self.abstain, self.expert, asked)):
@@ -259,12 +261,13 @@ class LabelledRequest(Request):
         if self.labels is None:
             return predictions, decider
         from rfdlc.data.load import IDS, id_column
+        from rfdlc.data.sources.image_table import PATHS
         from rfdlc.data.sources.table import TARGETS
         from rfdlc.decide.predictions import encode_targets
 
         named = reading.table_columns(self.labels)
         columns = {name.lower(): cells for name, cells in named.items()}
-        key, target = (next((name for name in names if name in columns), "") for names in (IDS, TARGETS))
+        key, target = (next((name for name in names if name in columns), "") for names in ((*IDS, *PATHS), TARGETS))
         if self.target is not None:
             target = choose(f"{self.labels}: column", self.target, named)
             columns[target] = named[target]  # as it is written: another one may differ in case alone
@@ -279,6 +282,9 @@ class LabelledRequest(Request):
             label_of = dict(zip(names, columns[target], strict=True))
             absent = [name for name in ids if name not in label_of]
             if not absent and len(label_of) == len(names) and len({*ids}) == len({*known}):
+                empty = [f"row {names.index(name) + 1} ({name})" for name in ids if not label_of[name]]
+                fix = f"fill them in, or remove these samples from {file}"
+                expect(not empty, f"{self.labels}: the column {target!r} is empty in {listing(empty, 3)}: {fix}")
                 predictions.targets = encode_targets([label_of[name] for name in ids], predictions.classes)
                 return predictions, decider
         wrong = f"{listing(absent or repeated(names) or repeated(ids), 3)} {'has none' if absent else 'has several'}"

@@ -14,7 +14,7 @@ from rfdlc.files import replacing
 
 app = typer.Typer(help="Write and look at utility matrices U[true, action].", no_args_is_help=True)
 
-CLASSES = "`cat,dog,newt`, CSV with columns class,count, JSON, or predictions."
+CLASSES = "`cat,dog,newt`, CSV with columns class,count, JSON, a run folder, or predictions."
 SHOWN = 30  # a larger matrix is summarised
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
 from rfdlc.data.copies import hashes
@@ -121,7 +122,8 @@ def load(
     data = replace(data, notes=(*data.notes, *_shared(data), *_alike(data.classes.names)))
     if data.val is None and (copies := int((data.train.first != np.arange(len(data.train))).sum())):
         data = replace(data, notes=(*data.notes, COPIES.format(copies)))
-    done = "test_fraction" in options_of(reader)  # rows of a table are split before they are encoded
+    # Rows of a table are split before they are encoded; a table of images needs the fraction for `time` alone.
+    done = "test_fraction" in options_of(reader) and reader is not image_table.read
     if done or list(data.splits) != ["train"] or not checked["test_fraction"]:
         return data
     moved = data.hold_out(checked["test_fraction"], checked["seed"])
@@ -236,8 +238,33 @@ def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[
     return {name: getattr(found, name) for name in found.model_fields_set}
 
 
+class GroupFile:
+    """Which samples belong together, from a file in GROUPS_FORMAT; rows for other samples are ignored."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.by_index, self.group_of = _read_groups(path)
+
+    def find(self, split: str, count: int, ids: Sequence[str] | None) -> NDArray[np.str_] | None:
+        """The group of each sample of a split; None for a test split of its own, which needs no groups."""
+        names = [f"{split}/{i}" for i in range(count)] if self.by_index else ids or [""] * count
+        absent = [name for name in names if name not in self.group_of]
+        if split != "train" and len(absent) == count:
+            return None
+        told = f"{len(absent)} of {count} {split} samples have no group, the first is {next(iter(absent), '')!r}"
+        expect(not absent, f"{self.path}: {told}: expected {GROUPS_FORMAT}, with a row for every sample")
+        return np.array([self.group_of[name] for name in names])
+
+
 def _with_groups(data: Dataset, path: Path) -> Dataset:
-    """Every sample with its group, from a file in GROUPS_FORMAT; rows for other samples are ignored."""
+    file = GroupFile(path)
+    found = {name: file.find(name, len(split), split.ids) for name, split in data.splits.items()}
+    splits: dict[str, Any] = {name: replace(data.splits[name], groups=own) for name, own in found.items()}
+    return replace(data, **{name: split for name, split in splits.items() if split.groups is not None})
+
+
+def _read_groups(path: Path) -> tuple[bool, dict[str, str]]:
+    """Whether samples are named by split and index, and the group of each name."""
     found = {name: column.to_pylist() for name, column in read_columns(path).items()}
     cells = {name: ["" if cell is None else str(cell).strip() for cell in own] for name, own in found.items()}
     columns = {name.lower(): own for name, own in cells.items()}
@@ -254,16 +281,7 @@ def _with_groups(data: Dataset, path: Path) -> Dataset:
         expect(value, f"{path}, line {line}: the group of {name} is empty")
         first = group_of.setdefault(name, value)
         expect(first == value, f"{path}, line {line}: {name} is in two groups, {first!r} and {value!r}")
-    splits: dict[str, Any] = {}
-    for name, split in data.splits.items():
-        ids = [f"{name}/{i}" for i in range(len(split))] if by_index else split.ids or [""] * len(split)
-        absent = [sample for sample in ids if sample not in group_of]
-        if name != "train" and len(absent) == len(split):  # a test split of its own needs no groups
-            continue
-        count = f"{len(absent)} of {len(split)} {name} samples have no group, the first is {next(iter(absent), '')!r}"
-        expect(not absent, f"{path}: {count}: expected {GROUPS_FORMAT}, with a row for every sample")
-        splits[name] = replace(split, groups=np.array([group_of[sample] for sample in ids]))
-    return replace(data, **splits)
+    return by_index, group_of
 
 
 def id_column(path: Path, columns: Mapping[str, Sequence[str]], ids: set[str]) -> str:

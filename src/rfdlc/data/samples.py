@@ -3,9 +3,9 @@
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,10 +17,10 @@ from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import CROPPED, ImageFiles, Packed, PackedText, Resizing
 from rfdlc.data.load import expanded, find_reader, known_names, load, locate, options_of
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, shards
-from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, rows_of_splits, split_column
+from rfdlc.data.sources.table import TARGETS, TableRows, doubtful, names_rows, rows_of_splits, split_column
 from rfdlc.data.table import TableEncoder, text_column
 from rfdlc.decide.classes import Classes, as_array
-from rfdlc.errors import InputError, expect, listing, suggestion
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.tables import is_table, open_table, parquet_files, split_files
 
 AHEAD = 2  # chunks that are read while one is computed
@@ -47,6 +47,7 @@ class Chunk(NamedTuple):
 
     split: Split
     broken: tuple[str, ...] = ()
+    kept: NDArray[np.int64] | None = None  # the places of the samples among those that were asked for; None: all
 
 
 @dataclass(frozen=True)
@@ -57,19 +58,32 @@ class Samples:
     named: bool  # whether samples have ids
     fingerprint: str  # changes when the samples do: names of image files, size and time of other files
     read: Callable[[range], Chunk]  # broken samples are left out, or raise
+    ids: Sequence[str] | None = None  # where they are known before samples are read
+    groups: NDArray[Any] | None = None  # of all samples; what is read has none, or the same
+    left_out: Mapping[int, str] = field(default_factory=dict)  # further rows that are left out, and why
+    doubt: str = ""  # which labels are missing or unknown, where some are
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def labelled(self) -> bool:
-        return bool(len(self)) and int(self.labels.min()) >= 0
+        return bool(len(self)) and int((self.labels < 0).sum()) <= len(self.left_out)
+
+    def take(self, rows: range) -> Chunk:
+        """These rows with their groups, but without those that are left out."""
+        split, broken, kept = self.read(rows)
+        places = rows.start + (np.arange(len(rows)) if kept is None else kept)
+        split = split if self.groups is None else replace(split, groups=self.groups[places])
+        gone = np.isin(places, [*self.left_out])
+        reasons = (self.left_out[row] for row in places[gone].tolist())
+        return Chunk(split.take(np.flatnonzero(~gone)) if gone.any() else split, (*broken, *reasons))
 
     def read_ahead(self, parts: Sequence[range], size: int) -> Iterator[tuple[int, Chunk]]:
         """The rows of each part, `size` at a time, with the number of the part; others are read meanwhile."""
         whole = enumerate(parts)
         pieces = ((number, rows[at : at + size]) for number, rows in whole for at in range(0, len(rows), size))
-        return ahead(lambda piece: (piece[0], self.read(piece[1])), pieces, AHEAD)
+        return ahead(lambda piece: (piece[0], self.take(piece[1])), pieces, AHEAD)
 
 
 def ahead(function: Callable[[Item], Found], items: Iterable[Item], count: int) -> Iterator[Found]:
@@ -106,9 +120,10 @@ def open_samples(
     place, folder = locate(source, root), expanded(root)
     images = len(spec.input_shape) == 3
     if images and (column := image_table.image_column(place, folder)) is not None:
-        target = _target(place, spec, [column])
+        target = target_column(place, spec, [column])
         given = place, column, target, split, spec.classes.names, allow_links, folder
-        return of_files(*image_table.find_images(*given), spec, skip_broken)
+        where, names, labels, doubt = image_table.find_images(*given)
+        return replace(of_files(where, names, labels, spec, skip_broken), doubt=doubt)
     if (made := embedded.metadata(place)) is not None and spec.encoder is None:
         return _embedded(place, spec, split, made["embedding"])
     if images and shards.holds_shards(place):
@@ -130,55 +145,7 @@ def open_samples(
     if reader in (arrays.read, arrays.read_npy):
         return _arrays(found, spec, split)
     sized: dict[str, Any] = {"image_size": spec.input_shape[-1]} if "image_size" in options_of(reader) else {}
-    return _in_memory(split_of(load(source, root=root, test_fraction=0, **sized), split, spec.classes))
-
-
-def open_splits(
-    source: str | Path, spec: InputSpec, *, root: str | Path | None = None, target: str | None = None, **options: Any
-) -> tuple[dict[str, Samples], tuple[str, ...]]:
-    """All splits of a source of images ("" where it has none), and the names of its classes, as they are found."""
-    place, folder = locate(source, root), expanded(root)
-    splits, names, features = [""], list[str](), f"{source}: holds features, not images: there is nothing to embed"
-    table = image_table.image_column(place, folder) is not None
-    named = table or target is None or shards.holds_shards(place)
-    expect(named, f"target {target!r} is a column of a table of images, but {source} is not one")
-    if table:
-        file = open_table(place, of_samples=True)
-        target = target or _target(place, spec, [])
-        known_columns = f"expected one of {listing(file.names)}{suggestion(str(target), file.names)}"
-        expect(target is None or target in file.names, f"{place}: column {target!r} does not exist: {known_columns}")
-        texts = [text_column(batch.column(target)) for batch in file.batches()] if target else []
-        names = sorted({str(text) for column in texts for text in column if text is not None})
-        if (column := split_column(file.names)) is not None:
-            splits = splits_in(file, column)
-    elif not image_paths(source, root):
-        reader, found_at = find_reader(source, root)
-        if reader is image_files.read_folder:
-            splits, names = image_files.folder_splits(found_at, options.get("allow_links", False))
-        elif reader is image_lists.read_list:
-            files, names = image_lists.list_splits(found_at, folder)
-            known = replace(spec, classes=Classes(tuple(names)))
-            skip, links = options.get("skip_broken", False), options.get("allow_links", False)
-            lists = {split: image_lists.find_listed_images(file, names, links, folder) for split, file in files.items()}
-            return {split: of_files(*found, known, skip) for split, found in lists.items()}, tuple(names)
-        elif reader is shards.read:
-            splits, names = shards.list_splits(found_at, target)
-        elif reader in (arrays.read, arrays.read_npy):
-            found = arrays.by_split(place.name, arrays.open_arrays(found_at, streamed=True))
-            given = found.get("", {}).pop("names", None)
-            roles = {split: own for split, own in found.items() if own}
-            expect(all(len(own["x"].shape) > 2 for own in roles.values() if "x" in own), features)
-            splits, labelled = list(roles), any("y" in own for own in roles.values())
-            numbered = {split or "train": own for split, own in roles.items()}
-            names = arrays.class_names(place.name, numbered) if labelled else []
-            names = names if given is None else [str(name) for name in as_array(given)]
-        else:
-            data = load(source, root=root, test_fraction=0)
-            expect(data.kind == "images", features)
-            return {split: _in_memory(own) for split, own in data.splits.items()}, data.classes.names
-    known = replace(spec, classes=Classes(tuple(names)) if names else spec.classes, target=target)
-    opened = {split: open_samples(source, known, root=root, split=split or None, **options) for split in splits}
-    return opened, tuple(names)
+    return in_memory(split_of(load(source, root=root, test_fraction=0, **sized), split, spec.classes))
 
 
 def splits_in(file: Any, column: str) -> list[str]:
@@ -187,9 +154,10 @@ def splits_in(file: Any, column: str) -> list[str]:
     return [split for split, rows in rows_of_splits(str(file.path), column, cells).items() if len(rows)]
 
 
-def _in_memory(one: Split) -> Samples:
-    mark = _digest([np.ascontiguousarray(one.array), one.labels])
-    return Samples(one.labels, one.ids is not None, mark, lambda rows: Chunk(one.take(np.array(rows))))
+def in_memory(one: Split) -> Samples:
+    mark = digest_of([np.ascontiguousarray(one.array), one.labels])
+    known: dict[str, Any] = {"ids": one.ids, "groups": one.groups}
+    return Samples(one.labels, one.ids is not None, mark, lambda rows: Chunk(one.take(np.array(rows))), **known)
 
 
 def holds_features(source: Sources, root: str | Path | None = None) -> bool:
@@ -240,9 +208,10 @@ def of_files(
         broken = tuple(str(wrong[i]) for i in sorted(wrong))
         image_files.check_broken(broken, skip_broken)
         split = Split(images, labels[rows.start : rows.stop], names.take(rows))
-        return Chunk(split.take(np.setdiff1d(np.arange(len(rows)), [*wrong])) if broken else split, broken)
+        kept = np.setdiff1d(np.arange(len(rows)), [*wrong])
+        return Chunk(split.take(kept) if broken else split, broken, kept)
 
-    return Samples(labels, True, _digest([*names.packed, labels]), read)
+    return Samples(labels, True, digest_of([*names.packed, labels]), read, names)
 
 
 def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
@@ -250,7 +219,7 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
     encoder: Any = spec.encoder
     features = {column.name for column in encoder.columns}
     split = choose_split(str(path), parts, split) if (parts := split_files(path)) else split
-    rows = TableRows(path, split, _target(path, spec, features), spec.classes.names)
+    rows = TableRows(path, split, target_column(path, spec, features), spec.classes.names)
     others = [name for name in rows.names if name not in features]
     identity = encoder.identity if encoder.identity in others else next(filter(names_rows, others), None)
 
@@ -263,7 +232,7 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
             raise InputError(f"{path}{'' if split is None else f', split {split}'}: {error}") from None
         return Chunk(Split(features, rows.labels[wanted.start : wanted.stop], ids))
 
-    return Samples(rows.labels, identity is not None, _state(path), read)
+    return Samples(rows.labels, identity is not None, _state(path), read, doubt=rows.doubt)
 
 
 def _embedded(path: Path, spec: InputSpec, split: str | None, made: Embedding) -> Samples:
@@ -272,7 +241,7 @@ def _embedded(path: Path, spec: InputSpec, split: str | None, made: Embedding) -
     file = open_table(path)
     if (column := split_column(file.names)) is not None:
         split = choose_split(str(path), splits_in(file, column), split)
-    rows = TableRows(path, split, _target(path, spec, [embedded.FEATURES]), spec.classes.names)
+    rows = TableRows(path, split, target_column(path, spec, [embedded.FEATURES]), spec.classes.names)
 
     def read(wanted: range) -> Chunk:
         cells = rows[wanted]
@@ -280,7 +249,7 @@ def _embedded(path: Path, spec: InputSpec, split: str | None, made: Embedding) -
         ids = text_column(cells["id"]).astype(str).tolist() if "id" in cells else None
         return Chunk(Split(np.stack(columns, axis=1), rows.labels[wanted.start : wanted.stop], ids))
 
-    return Samples(rows.labels, "id" in rows.names, _state(path), read)
+    return Samples(rows.labels, "id" in rows.names, _state(path), read, doubt=rows.doubt)
 
 
 def _check_embedding(path: Path, spec: InputSpec, made: Embedding) -> None:
@@ -289,7 +258,7 @@ def _check_embedding(path: Path, spec: InputSpec, made: Embedding) -> None:
     expect(fits, f"{other}: embed with the network, weights and options that it was trained with")
 
 
-def _target(path: Path, spec: InputSpec, features: Collection[str]) -> str | None:
+def target_column(path: Path, spec: InputSpec, features: Collection[str]) -> str | None:
     others = [name for name in open_table(path, of_samples=True).names if name not in features]
     targets = [name for name in others if (name.lower() in TARGETS if spec.target is None else name == spec.target)]
     return targets[0] if len(targets) == 1 else None
@@ -307,9 +276,12 @@ def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
     alike = "x" in found and len({array.shape[:1] for array in found.values()}) == 1
     shapes = ", ".join(f"{role} of shape {array.shape}" for role, array in found.items())
     expect(alike, f"{path}: has {shapes}: expected inputs x (or test_x, X_test, ...), and one of each per sample")
-    inputs, ids, labels = found["x"], found.get("ids"), np.full(found["x"].shape[0], UNKNOWN)
+    inputs, ids, labels, doubt = found["x"], found.get("ids"), np.full(found["x"].shape[0], UNKNOWN), ""
     if "y" in found:
-        labels = _labels(str(path), found["y"], None if names is None else as_array(names).tolist(), spec.classes)
+        given_names = None if names is None else as_array(names).tolist()
+        theirs, indices = _labels(str(path), found["y"], given_names, spec.classes)
+        labels = _matched(indices, theirs, spec.classes)
+        doubt = doubtful(labels, (theirs[index] for index in indices))
 
     def read(rows: range) -> Chunk:
         here = slice(rows.start, rows.stop)
@@ -318,31 +290,33 @@ def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
         values = np.array(values) if isinstance(values, np.memmap) else values  # read here, in its own thread
         return Chunk(Split(as_inputs(f"{path}, from row {rows.start} on", values), labels[here], texts))
 
-    return Samples(labels, ids is not None, _state(path), read)
+    texts = None if ids is None else [str(text) for text in as_array(ids)]
+    return Samples(labels, ids is not None, _state(path), read, texts, found.get("groups"), doubt=doubt)
 
 
-def _labels(path: str, given: NDArray[Any], names: Sequence[str] | None, classes: Classes) -> NDArray[np.int64]:
-    """Numbers are indices of the file's names, or are names themselves; unknown where the model has other classes."""
+def _labels(
+    path: str, given: NDArray[Any], names: Sequence[str] | None, classes: Classes
+) -> tuple[list[str], NDArray[np.int64]]:
+    """The names of the file's classes and their indices: numbers are indices of its names, or are names themselves."""
     flat = as_array(arrays.column(path, "labels", given))
     whole = flat.dtype.kind == "f" and (flat == np.floor(flat)).all()
     if whole or (flat.dtype.kind == "b" and "True" not in classes.names):  # as they are read for training
         flat = flat.astype(np.int64)
     distinct, place = np.unique(flat, return_inverse=True)
     if names is None or distinct.dtype.kind not in "iu":
-        return _matched(place.astype(np.int64), [str(name) for name in distinct], classes)
+        return [str(name) for name in distinct], place.astype(np.int64)
     least, most = min(distinct, default=0), max(distinct, default=0)
     inside = least >= 0 and most < len(names)
     expect(inside, f"{path}: labels go from {least} to {most}, but there are {len(names)} names")
-    return _matched(flat.astype(np.int64), [str(name) for name in names], classes)
+    return [str(name) for name in names], flat.astype(np.int64)
 
 
 def _matched(labels: NDArray[np.int64], theirs: Sequence[str], ours: Classes) -> NDArray[np.int64]:
-    if tuple(theirs) == ours.names:
-        return labels
-    return ours.encode(list(theirs))[labels] if set(theirs) <= set(ours.names) else np.full(len(labels), UNKNOWN)
+    place = {name: i for i, name in enumerate(ours.names)}
+    return np.array([place.get(name, UNKNOWN) for name in theirs], dtype=np.int64)[labels]
 
 
-def _digest(given: Iterable[NDArray[Any]]) -> str:
+def digest_of(given: Iterable[NDArray[Any]]) -> str:
     digest = hashlib.sha256()
     for values in given:
         digest.update(values.data if values.size else b"")

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.embedding import Embedding
-from rfdlc.data.samples import Chunk, InputSpec, Samples, open_splits
+from rfdlc.data.images import PackedText
+from rfdlc.data.samples import Chunk, InputSpec, Samples, digest_of
 from rfdlc.data.sources.arrays import EMBEDDING
-from rfdlc.data.sources.embedded import CLASSES, FEATURES, KEY
+from rfdlc.data.sources.embedded import CLASSES, FEATURES, GROUP, KEY
+from rfdlc.data.splits import open_splits
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.predictions import readable_ids
 from rfdlc.errors import choose, expect
@@ -48,7 +50,8 @@ def embed(
     std: Sequence[float] | None = None, fit: str | None = None, crop: float | None = None,
     interpolation: str | None = None, options: Mapping[str, Any] | None = None, half: bool = False,
     batch_size: int = 0, device: str = "auto",
-    root: str | Path | None = None, target: str | None = None, skip_broken: bool = False, allow_links: bool = False,
+    root: str | Path | None = None, target: str | None = None, groups: str | Path | None = None,
+    skip_broken: bool = False, allow_links: bool = False,
 ) -> Embedded:  # fmt: skip
     """Write the features of images by any network, in constant memory; after a kill, the same call continues.
 
@@ -57,9 +60,10 @@ def embed(
 
     Parameters
     ----------
-    source, root, target
+    source, root, target, groups
         A folder, list or table of images, arrays of images, or the name of a data set; its folder, or that of a
-        list's images; the class column of a table. All splits are embedded.
+        list's images; the class column of a table; which images belong together, as in `rfdlc.load`. All splits are
+        embedded.
     out
         `.parquet`, or `.npz`, which needs no pyarrow.
     backbone, pretrained, options
@@ -75,7 +79,8 @@ def embed(
     half, batch_size, device
         Compute in 16 bits on a GPU; images computed together; `auto`, `cpu`, `cuda` or `cuda:N`.
     skip_broken, allow_links
-        Leave out and list images that cannot be read; accept links that leave a folder of images.
+        Leave out and list images that cannot be read, or have no label or group where others have one; accept links
+        that leave a folder of images.
 
     Examples
     --------
@@ -94,7 +99,8 @@ def embed(
     embedder = new_embedder(backbone, pretrained, device=place, image_size=image_size, channels=channels, **given)
     shape = embedder.embedding.input_shape
     spec = InputSpec(UNLABELLED, shape, resizing=embedder.embedding.resizing, target=target)
-    where: dict[str, Any] = {"root": root, "target": target, "skip_broken": skip_broken, "allow_links": allow_links}
+    where: dict[str, Any] = {"root": root, "target": target, "groups": groups, "skip_broken": skip_broken}
+    where |= {"allow_links": allow_links}
     splits, names = open_splits(source, spec, **where)
     weights = path.with_name(f"{path.name}.{embedder.embedding.weights_name}")
     with replacing(weights) as beside:
@@ -103,6 +109,9 @@ def embed(
     size = batch_size or (ON_GPU if place.type == "cuda" else ON_CPU)
     rows = Rows(embedder, splits, names, max(1, min(size, BYTES // int(np.prod(shape)))), kind == ".parquet")
     job = {"embedding": embedding.model_dump(mode="json"), "source": [own.fingerprint for own in splits.values()]}
+    if GROUP in rows.names:
+        known = (() if own.groups is None else own.groups for own in splits.values())
+        job["groups"] = digest_of(packed for own in known for packed in PackedText(map(str, own)).packed)
     count = sum(map(len, splits.values()))
     parts = Parts(path, rows.store(embedding), count, ROWS, job | {"columns": rows.names})
     complete = parts.fill(rows.compute, "Embedding")
@@ -119,8 +128,9 @@ class Rows:
         self.embedder, self.splits, self.classes, self.size, self.tables = embedder, splits, classes, size, tables
         self.labelled = bool(classes) and all(own.labelled for own in splits.values())
         named = all(own.named for own in splits.values())
-        known = {"id": named, "target": self.labelled, "split": set(splits) != {""}}
-        self.names = [name for name in ("id", "target", "split") if known[name]]
+        grouped = any(own.groups is not None for own in splits.values())
+        known = {"id": named, "target": self.labelled, "split": set(splits) != {""}, GROUP: grouped}
+        self.names = [name for name, has in known.items() if has]
 
     def store(self, embedding: Embedding) -> Any:
         """How parts are written."""
@@ -132,7 +142,7 @@ class Rows:
         columns = [(name, pyarrow.string()) for name in self.names]
         columns += [(FEATURES, pyarrow.list_(pyarrow.float32(), embedding.width))]
         kept = {KEY: text, CLASSES: json.dumps(names, ensure_ascii=False)}
-        return TableStore(pyarrow.schema(columns, kept), ".parquet", ["target", "split"], embedding.width)
+        return TableStore(pyarrow.schema(columns, kept), ".parquet", ["target", "split", GROUP], embedding.width)
 
     def compute(self, parts: Sequence[range], report: Report) -> Iterator[Computed]:
         """Each part in turn: what the store writes, and what was wrong with the images that were left out."""
@@ -161,13 +171,19 @@ class Rows:
         columns: dict[str, Any] = {"split": of, "id": [name for own in splits for name in readable_ids(own.ids or ())]}
         if self.labelled:
             columns["target"] = [self.classes[label] for own in splits for label in own.labels]
+        none = np.full(ROWS, None)  # of a test split of its own, which needs no groups
+        columns[GROUP] = [group for own in splits for group in (none[: len(own)] if own.groups is None else own.groups)]
         features = np.concatenate(found)
         if not self.tables:
-            texts = {"id": "ids", "target": "y"}
-            arrays = {texts[name]: np.array(columns[name], dtype=str) for name in self.names if name in texts}
+            texts = {"id": "ids", "target": "y", GROUP: "groups"}
+            given = {texts[name]: columns[name] for name in self.names if name in texts}
+            arrays = {name: np.array([text or "" for text in own], dtype=str) for name, own in given.items()}
             return {"x": features, "split": np.array(of, dtype=str), **arrays}
         import pyarrow
 
         values = pyarrow.FixedSizeListArray.from_arrays(features.reshape(-1), features.shape[1])
-        cells = [pyarrow.array(columns[name], pyarrow.string()) for name in self.names]
+        cells = [
+            pyarrow.array([None if t is None else str(t) for t in columns[name]], pyarrow.string())
+            for name in self.names
+        ]
         return pyarrow.table([*cells, values], [*self.names, FEATURES])

@@ -24,7 +24,7 @@ from rfdlc.decide.rules import largest
 from rfdlc.decide.scores import CORRECTED, DECIDED, DETAILS, KIND, RAW, check_class_names
 from rfdlc.decide.sets import set_texts
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import choose, expect, listing
+from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import replacing
 from rfdlc.integrations.deciding import chosen_decider
 from rfdlc.integrations.parts import Computed, Parts, Report, TableStore, ranks
@@ -93,7 +93,10 @@ def predict(
     expect(not given or kind != ".npz", tables)
     model = Model.load(run, backbone=backbone, device=local_device())
     where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links}
-    samples = model.open_samples(source, skip_broken=skip_broken, **where)
+    try:
+        samples = model.open_samples(source, skip_broken=skip_broken, **where)
+    except InputError as error:
+        raise InputError(f"{error}{_own_split(Run(run), source, root, split)}") from None
     warn_of_training(run, source, len(samples), root, split)
     decide_by(model, samples, utility, target_prior, decider)
     if kind == ".npz":
@@ -146,6 +149,17 @@ def trained_on(run: Run, source: Sources, root: str | Path | None, split: str | 
     tested = run.read_json("metrics.json").get("test", {}).get("samples", 0) if run.finished else 0
     whole = not below and count >= data["fingerprint"]["samples"] + tested  # a test split has no more than `tested`
     return int(data["fingerprint"]["samples"]) if whole else 0
+
+
+def _own_split(run: Run, source: Sources, root: str | Path | None, split: str | None) -> str:
+    """Where the predictions of a test split are that the run itself has made of this source."""
+    data, made = run.metadata["data"], (run.path / "predictions.npz").exists()
+    if split != "test" or not made or "source" not in data or not isinstance(source, str | Path):
+        return ""
+    if locate(source, root).resolve() != locate(data["source"], data.get("root")).resolve():
+        return ""
+    told = f"; the run held its test split out itself, and {run.path}/predictions.npz has the predictions of it"
+    return f"{told}: `rfdlc evaluate {run.path}` or `rfdlc decide {run.path}`"
 
 
 class Table:

@@ -1,6 +1,7 @@
 """Model: a run folder made ready to predict and decide. The networks of runs are built here."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -141,13 +142,15 @@ class Model:
         ----------
         inputs
             A Dataset, a Split, an array (N, ...), a table (file, data frame, columns by name), or the name or path of
-            data, for example a folder or list of images or one image. Rows of a table are encoded as the training rows.
+            data, for example a folder or list of images; or the paths of images. Rows of a table are encoded as the
+            training rows.
         split, root
             Which split (by default the last), and the folder of a named data set or of a list's images.
         skip_broken, allow_links
             Leave out broken images; accept links that leave a folder of images.
         """
-        if isinstance(inputs, str | Path):
+        several = isinstance(inputs, list | tuple) and len(inputs) and all(isinstance(x, str | Path) for x in inputs)
+        if several or isinstance(inputs, str | Path):
             where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links}
             return self.predict_samples(self.open_samples(inputs, skip_broken=skip_broken, **where))
         found = self._split(inputs, split)
@@ -164,10 +167,12 @@ class Model:
             all(isinstance(path, str | Path) for path in paths),
             f"{other}; samples in memory are for Model.load(run).predict",
         )
-        if self.embedding is None or holds_features(source, options.get("root")):
-            return open_samples(source, self._spec, **options)
-        _ = self.embedder  # raises where its weights are not there
-        return open_samples(source, self.inputs, **options)
+        own = self.embedding is None or holds_features(source, options.get("root"))
+        _ = own or self.embedder  # raises where its weights are not there
+        samples = open_samples(source, self._spec if own else self.inputs, **options)
+        if samples.doubt and not samples.labelled:
+            warnings.warn(f"{samples.doubt}: no column target is written", stacklevel=3)
+        return samples
 
     @property
     def inputs(self) -> InputSpec:

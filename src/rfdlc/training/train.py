@@ -71,7 +71,7 @@ def train(
         settings["backbone"] = backbone if own is None else "own"
     specs = [RunSpec(out, method, settings)]
     with process_group() as group:
-        trainer, runs = prepare_runs(data, specs, root, data_options or {}, own, group, again=under_torchrun())
+        trainer, runs = prepare_runs(data, specs, root, data_options or {}, own, group, again=False)
         tune(trainer, runs[0])
         return trainer.fit(runs)[0]
 
@@ -124,10 +124,11 @@ def fork(
     with process_group() as group:
         with group.raising_together():
             source, run = Run(path), Run(out, group.main)
+            _check_new([run])
             run.start = source.start
             checkpoint = _configure_fork(run, source, at, method, changes)
             trainer = Trainer(data_of(source, data), backbone=own, group=group)
-            trainer.check(run, again=under_torchrun())
+            trainer.check(run)
             origin = {"path": str(source.path), "epoch": checkpoint.epoch}
             origin["changes"] = {name: str(value) for name, value in changes.items()}
             kept = {file.name: file for file in source.path.glob("embedding.*")}
@@ -180,6 +181,9 @@ def prepare_runs(
 ) -> tuple[Trainer, list[Run]]:  # fmt: skip
     """A trainer and its runs in their folders. What cannot be used raises before there is one."""
     with group.raising_together():
+        runs = [Run(spec.out, group.main) for spec in specs]
+        if not again:
+            _check_new(runs)
         # a wrong setting, network or file of weights raises before any work
         early = [resolve(spec.method, data if isinstance(data, str) else "", spec.settings)[1] for spec in specs]
         networks_of = [str([getattr(config, name) for name in NETWORK]) for config in early]
@@ -192,7 +196,6 @@ def prepare_runs(
         given, options = load_for(data, root, options, early[0], starts[0])
         check_class_names(given.classes.names)
         trainer = Trainer(given, backbone=backbone, group=group, networks=networks)
-        runs = [Run(spec.out, group.main) for spec in specs]
         for run, spec, start in zip(runs, specs, starts, strict=True):
             run.method_name, run.start = spec.method, start.weights
             calibrated_apart = given.val is not None  # then there is nothing to refit on
@@ -202,7 +205,7 @@ def prepare_runs(
             chosen = {**usual, **spec.settings, **start.settings}
             run.config = resolve(spec.method, given.name, chosen, given.suits, len(given.train))[1]
             run.config = check_tuning(trainer, run, spec.settings)
-            trainer.check(run, again)
+            trainer.check(run)
         described, copies = describe_data(given, data, root, options), weights_of(given.embedding)
     own = {key: value for key, value in runs[0].config.to_dict().items() if key not in ("device", "workers")}
     group.expect_same({"method": runs[0].method_name, **own, "data": described["fingerprint"]})
@@ -211,6 +214,14 @@ def prepare_runs(
             more = {"given": sorted(spec.settings)} if run.config.tuned else {}  # which trials leave as they are
             run.create(described, given.classes, copies, **more)
     return trainer, runs
+
+
+def _check_new(runs: Sequence[Run]) -> None:
+    """Raise for a folder that holds a run, before data are read; processes that torchrun restarts continue theirs."""
+    for run in runs:
+        known = f"{run.path} holds a run already: continue it with `rfdlc resume {run.path}`"
+        taken = run.writes and run.exists and not under_torchrun()
+        expect(not taken, f"{known}, choose another folder, or replace it (--force)")
 
 
 def without_trials(specs: Sequence[RunSpec]) -> list[RunSpec]:

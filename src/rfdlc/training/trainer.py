@@ -65,12 +65,10 @@ class Trainer:
         self.announced: dict[str, str] = {}
         self.watch: Callable[[Run], None] = lambda run: None  # called after each epoch of a run; may raise to end it
 
-    def check(self, run: Run, again: bool = True) -> None:
-        """Raise for a run that cannot be trained here or whose folder holds a run (with `again`: another run)."""
+    def check(self, run: Run) -> None:
+        """Raise for a run that cannot be trained here, or whose folder holds another run."""
         config, data, group = run.config, self.data, self.group
         if run.writes and run.exists:
-            known = f"{run.path} holds a run already: continue it with `rfdlc resume {run.path}`"
-            expect(again, f"{known}, choose another folder, or replace it (--force)")
             data_of(other := Run(run.path), data)
             same = {*MAY_CHANGE, *other.tuning.get("chosen", ())}
             names = [name for name, value in config if name not in same and getattr(other.config, name) != value]

@@ -18,7 +18,7 @@ from rfdlc.files import parse_json
 from rfdlc.tables import PARQUET, bounded, reading
 
 KEY, CLASSES = "rfdlc.embedding", "rfdlc.classes"  # of the metadata, in JSON
-FEATURES = "features"  # the column
+FEATURES, GROUP = "features", "group"  # columns
 
 
 def metadata(path: Path) -> dict[str, Any] | None:
@@ -66,8 +66,12 @@ def read(path: Path) -> Dataset:
     for split, rows in splits.items():
         own = {"x": features[rows], "y": texts[rows]}
         own |= {"ids": text_column(known["id"])[rows].astype(str)} if "id" in known else {}
+        groups = text_column(known[GROUP])[rows] if GROUP in known else np.full(1, None)
+        own |= {} if (groups == None).all() else {"groups": groups}  # noqa: E711
         arrays |= {f"{split}_{role}": values for role, values in own.items() if len(rows)}
-    return replace(from_arrays(path.stem, arrays), embedding=embedding)
+    data = from_arrays(path.stem, arrays)
+    notes = () if data.train.groups is None else (f"column {GROUP!r} says which samples belong together",)
+    return replace(data, embedding=embedding, notes=(*data.notes, *notes))
 
 
 def features_of(column: Any, width: int) -> NDArray[np.float32]:

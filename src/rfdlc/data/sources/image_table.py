@@ -1,7 +1,9 @@
 """Tables of image files: one column with paths, and columns with labels and, where they are, groups and splits."""
 
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +13,7 @@ from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import SUFFIXES, PackedText
 from rfdlc.data.sources.image_files import Entry, Fit, ImageOptions, Interpolation, is_image, listed_name, read_images
 from rfdlc.data.sources.shards import image_bytes
-from rfdlc.data.sources.table import TableRows, check_roles, classes_of, rows_of_splits, split_column
+from rfdlc.data.sources.table import TableRows, check_roles, classes_of, rows_by_time, rows_of_splits, split_column
 from rfdlc.data.table import text_column
 from rfdlc.errors import InputError, expect
 from rfdlc.tables import is_table, open_table, read_columns
@@ -42,27 +44,31 @@ def read(
     path: Path, root: Path | None = None, *, target: str | None = None, groups: str | None = None,
     split: str | None = None, image_size: PositiveInt | None = None, fit: Fit = "auto",
     interpolation: Interpolation = "bilinear", cache: Path | None = None, skip_broken: bool = False,
-    allow_links: bool = False,
+    allow_links: bool = False, test_fraction: float = 0.2, time: str | None = None,
 ) -> Dataset:  # fmt: skip
-    """One row per image; paths are relative to the root, or to the table. `groups` and `split` name columns."""
+    """One row per image; paths are relative to the root, or to the table. `groups`, `split`, `time` name columns."""
     table, where, paths = read_columns(path), str(path), str(image_column(path, root))
     root = (root or path.parent).resolve()
-    usual = [] if groups else [name for name in table if name.lower() == "group" and name not in (target, split)]
-    usual = [name for name in usual if None not in text_column(table[name])]
-    groups = groups or next(iter(usual), None)
-    target, notes = check_roles(where, table, target, groups, split)
-    notes += [f"column {name!r} says which images belong together: groups names another" for name in usual[:1]]
+    usual = None if groups else group_column(table, target, split)
+    groups = groups or usual
+    target, notes = check_roles(where, table, target, groups, split, time)
+    notes += [] if usual is None else [f"column {usual!r} says which images belong together: groups names another"]
     column, splits = split or split_column(table), {"train": np.arange(len(table[target]))}
-    splits = splits if column is None else rows_of_splits(where, column, table[column])
+    if time is not None:
+        splits, note = rows_by_time(where, time, table[time], test_fraction, column)
+        notes.append(note)
+    elif column is not None:
+        splits = rows_of_splits(where, column, table[column])
     images, labels = text_column(table[paths]), text_column(table[target])
-    group_of = images if groups is None else text_column(table[groups])
+    group_of = np.full(len(images), "") if groups is None else text_column(table[groups])
     broken, contents = list[str](), dict[str, frozenset[str]]()
     listed: dict[str, list[Entry]] = {name: [] for name in splits}
     for name, rows in splits.items():
         for row in rows.tolist():
             try:
-                complete = None not in (images[row], labels[row], group_of[row])
-                expect(complete, "the path, the label or the group is missing")
+                cells = {"path": images[row], "label": labels[row], "group": group_of[row]}
+                absent = [f"the {what} is missing" for what, cell in cells.items() if cell is None]
+                expect(not absent, " and ".join(absent))
                 image = listed_name(images[row], root, contents, allow_links)
                 group = None if groups is None else group_of[row]
                 listed[name].append(Entry(image, labels[row], f"{where}, row {row + 1}: ", group))
@@ -73,11 +79,17 @@ def read(
     return read_images(path.stem, root, listed, names, how, notes, broken)
 
 
+def group_column(table: Mapping[str, Any], *others: str | None) -> str | None:
+    """A column that is called group and has no empty cell, unless it is one of the others."""
+    usual = (name for name in table if name.lower() == "group" and name not in others)
+    return next((name for name in usual if None not in text_column(table[name])), None)
+
+
 def find_images(
     path: Path, column: str, target: str | None, split: str | None, class_names: tuple[str, ...], allow_links: bool,
     root: Path | None = None,
-) -> tuple[Path, PackedText, NDArray[np.int64]]:  # fmt: skip
-    """Images to predict: root, names and labels (-1: none). Does not check that files exist."""
+) -> tuple[Path, PackedText, NDArray[np.int64], str]:  # fmt: skip
+    """Images to predict: root, names, labels (-1: none) and what is unclear about them. Files may not exist."""
     rows, root = TableRows(path, split, target, class_names), (root or path.parent).resolve()
     names = text_column(rows[range(len(rows.labels))][column])
     for row, name in enumerate(names, 1):
@@ -86,4 +98,4 @@ def find_images(
             names[row - 1] = listed_name(name, root, allow_links=allow_links)
         except InputError as error:
             raise InputError(f"{path}, row {row}: {error}") from None
-    return root, PackedText(names), rows.labels
+    return root, PackedText(names), rows.labels, rows.doubt

@@ -5,7 +5,7 @@ import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,8 @@ def read(
     column = split or split_column(table)
     positions = {"train": np.arange(len(labels))}
     if time is not None:
-        expect(column is None, f"{where}: time {time!r} and split {column!r} both divide the rows: leave one out")
-        positions = _rows_by_time(where, time, table.pop(time), test_fraction)
-        sizes = "{:,} old rows train, {:,} calibrate, the newest {:,} test".format(*map(len, positions.values()))
-        notes.append(f"by {time!r}, {sizes}; it is not a feature")
+        positions, note = rows_by_time(where, time, table.pop(time), test_fraction, column)
+        notes.append(note)
     elif column is not None:
         positions = rows_of_splits(where, column, table.pop(column))
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
@@ -130,9 +128,10 @@ class TableRows:
         self._column = split_column(self.names)
         known = split is None or self._column is not None
         expect(known, f"{path} has no split {split!r}: expected a column 'split' that says it row by row")
-        place = {name: i for i, name in enumerate(classes)}
-        columns = (text_column(batch.column(target)) if target else [""] * len(batch) for batch in self._batches())
-        self.labels = np.array([place.get(text, -1) for column in columns for text in column], dtype=np.int64)
+        place: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
+        texts = self._texts(target) if target else ("" for batch in self._batches() for _ in range(len(batch)))
+        self.labels = np.array([place.get(text, -1) for text in texts], dtype=np.int64)
+        self.doubt = "" if target is None else doubtful(self.labels, self._texts(target))
         expect(len(self.labels), f"{path}: has no rows{'' if split is None else f' of the split {split!r}'} to predict")
         self._coming: Iterator[Any] = iter(())
         self._held: Any = None  # a table with the rows from `_at` on
@@ -151,12 +150,28 @@ class TableRows:
         rows = self._held.slice(wanted.start - self._at, len(wanted))
         return dict(zip(rows.column_names, rows.itercolumns(), strict=True))
 
+    def _texts(self, column: str) -> Iterator[str | None]:
+        return (text for batch in self._batches() for text in text_column(batch.column(column)))
+
     def _batches(self) -> Iterator[Any]:
         for batch in self._file.batches():
             if self._split is not None:
                 splits = (split_name(str(cell).strip()) for cell in batch.column(self._column).to_pylist())
                 batch = batch.filter(np.array([split == self._split for split in splits]))
             yield batch
+
+
+def doubtful(labels: NDArray[np.int64], texts: Iterable[str | None]) -> str:
+    """Which labels are missing or unknown (-1), and how they are written; nothing where all are missing."""
+    found = enumerate(zip(labels, texts, strict=True), 1) if (labels < 0).any() else ()
+    odd = ((row, text) for row, (label, text) in found if label < 0)
+    first = list(islice(odd, 3))
+    if not (labels >= 0).any() and all(text is None for _, text in chain(first, odd)):
+        return ""
+    shown = ", ".join(f"row {row}: {text or ''!r}" for row, text in first)
+    count = int((labels < 0).sum())
+    more = ", ..." if count > len(first) else ""
+    return f"{count:,} of {len(labels):,} rows have no or unknown labels ({shown}{more})" if count else ""
 
 
 def check_roles(where: str, table: Table, target: str | None, *others: str | None) -> tuple[str, list[str]]:
@@ -213,8 +228,11 @@ def rows_of_splits(where: str, column: str, cells: Any) -> dict[str, NDArray[np.
     return {name: np.flatnonzero(np.array(splits) == name) for name in SPLITS}
 
 
-def _rows_by_time(where: str, name: str, cells: Any, fraction: float) -> dict[str, NDArray[np.int64]]:
+def rows_by_time(
+    where: str, name: str, cells: Any, fraction: float, split: str | None
+) -> tuple[dict[str, NDArray[np.int64]], str]:
     """About a fraction of the rows to test, the newest, and of the others to calibrate; equal times stay together."""
+    expect(split is None, f"{where}: time {name!r} and split {split!r} both divide the rows: leave one out")
     column, missing = parse_column(name, cells, codes=False), listing(_missing(cells), 5)
     expect(fraction, f"{where}: time {name!r} holds the newest rows out: expected test_fraction above 0")
     expect(not missing, f"{where}: the time {name!r} is missing in row {missing}: fill it in, or remove the rows")
@@ -225,7 +243,9 @@ def _rows_by_time(where: str, name: str, cells: Any, fraction: float) -> dict[st
     test = _newest(place, fraction, 2)
     rest = np.flatnonzero(~test)
     calibrates = _newest(place[rest], fraction, 1)
-    return {"train": rest[~calibrates], "val": rest[calibrates], "test": np.flatnonzero(test)}
+    found = {"train": rest[~calibrates], "val": rest[calibrates], "test": np.flatnonzero(test)}
+    sizes = "{:,} old rows train, {:,} calibrate, the newest {:,} test".format(*map(len, found.values()))
+    return found, f"by {name!r}, {sizes}; it is not a feature"
 
 
 def _newest(place: NDArray[np.int64], fraction: float, least: int) -> NDArray[np.bool_]:

@@ -27,7 +27,7 @@ from rfdlc.decide.evaluation import entries, evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import SHOWN_CLASSES, Utility
-from rfdlc.errors import InputError, choose, expect, listing
+from rfdlc.errors import InputError, choose, counted, expect, listing
 from rfdlc.files import replacing
 from rfdlc.integrations.deciding import chosen_decider
 from rfdlc.integrations.onnx import model as onnx_model
@@ -43,6 +43,11 @@ TOLERANCE = 1e-5  # between probabilities, in 32 bits
 ROUNDINGS = 4  # times the model's own rounding: two right orders of summation differ by about 2
 EXACT_SAMPLES = 20  # those that differ most, computed in 64 bits
 TIE = 1e-4  # of the utility's range: two actions this close are a tie, which rounding may decide
+IMAGE_FILES = (
+    "Image files become squares before the graph, as `resizing` in its metadata says: docs/export.md of rfdlc has "
+    "the code under Image files. `rfdlc export --resize` puts that into the graph, which then takes images of any size."
+)
+TOLD = ("backbone", "epochs", "weights", "prior_tau", "mixup", "repulsion", "utility")  # settings in the card
 RECORDED_AGREEMENT = 0.95  # with predictions.npz, which a GPU may have computed in 16 bits
 
 
@@ -169,6 +174,7 @@ def _describe(model: Model) -> dict[str, Any]:
     made_by = {"rfdlc": __version__, "torch": torch.__version__, "method": run.method_name}
     made_from = {"run": run.path.resolve().name, "data": run.metadata["data"]["name"], "weights_sha256": digest}
     samples: dict[str, Any] = {"input_shape": list(model.input_shape), "resizing": asdict(model.resizing)}
+    samples |= {"image_files": IMAGE_FILES} if len(model.input_shape) == 3 else {}
     samples["encoder"] = None if encoder is None else encoder.to_dict()
     decider = model.decider.to_dict()
     version = max(onnx_model.VERSION, decider["version"])  # both are 3 with sets, a budget or unfamiliar samples
@@ -272,22 +278,29 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
         named = zip(utility.classes.names, utility.matrix, strict=True)
         rows = [[_plain(row), *(f"{value:g}" for value in values)] for row, values in named]
         costs = _table(["true \\ action", *map(_plain, utility.actions)], rows)
-    made = f"{model.net.particles} particles trained by `{run.method_name}` ({run.method.summary})"
+    told = ", ".join(f"{name}={_setting(getattr(run.config, name))}" for name in TOLD)
+    made = f"{counted(model.net.particles, 'particle')} trained by `{run.method_name}` with {told}"
     if (run.path / "choice.json").exists():  # of a table
         used = [own for own in run.read_json("choice.json")["candidates"] if own["weight"] > 0]
         members = listing(f"{own['name']} ({own['weight']:.2f})" for own in used)
         made = f"A mean of logits with weights of highest out-of-fold likelihood: {members}"
-    counted = f", {sum(counts):,} training samples, {min(counts):,} to {max(counts):,} per class" if counts else ""
+    trained = f", {sum(counts):,} training samples, {min(counts):,} to {max(counts):,} per class" if counts else ""
     equal = "" if agreement is None else f" {agreement:.2%} of the decisions equal those recorded in training."
+    images = f" {IMAGE_FILES}" if len(model.input_shape) == 3 else ""
     template = (files("rfdlc.integrations.onnx") / "card.md").read_text(encoding="utf-8")
     return template.format(
         model=model, run=run, parity=parity, file=file, precision=precision, version=__version__, task=task,
-        index=index, made=made, metrics=metrics, utility=costs, data=_plain(name),
+        index=index, made=made, images=images, metrics=metrics, utility=costs, data=_plain(name),
         compared=f"{parity.rounding or ''}.{equal}",
-        classes=f"{len(classes)} classes ({_plain(listing(classes.names))}){counted}",
+        classes=f"{len(classes)} classes ({_plain(listing(classes.names))}){trained}",
         command=f"rfdlc serve {file}" if file.endswith(".onnx") else f'torch.export.load("{file}").module()',
         calibrated=f"was {'' if model.decider.fitted else 'NOT '}calibrated on held-out data like the training data",
     )  # fmt: skip
+
+
+def _setting(value: Any) -> str:
+    """A setting as it is written on the command line."""
+    return (",".join(map(str, value)) if isinstance(value, tuple) else str(value)) or "none"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
