@@ -214,7 +214,9 @@ def compare(
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Paired differences B - A of every metric with 95% intervals, and p adjusted for the number of metrics.
+    """Paired differences B - A of every metric with 95% intervals and p, adjusted for the other metrics.
+
+    Mean utility is the question: its p is not adjusted, and the last line answers it.
 
     **Examples**
 

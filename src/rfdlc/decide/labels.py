@@ -26,7 +26,7 @@ class Mislabelled:
     """Positions `rows` of suspicious samples, the most suspicious first, with their `labels` and `suggested` classes.
 
     `evidence` for the latter is in nats. It is strong for the first `strong` samples: as many have at least the mean
-    probability of their suggested class, and a model that, as sure as this, agrees with 85% of the labels. `classes` are
+    probability of their suggested class, and a model that, as sure as this, agrees with 85% of labels. `classes` are
     all classes, `unjudged` the names of those with too few samples; `accuracy` is that of the most probable classes.
     """
 
