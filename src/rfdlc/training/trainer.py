@@ -27,7 +27,7 @@ from rfdlc.decide.priors import is_uniform
 from rfdlc.decide.scores import Floats, softmax
 from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, counted, expect, listing
+from rfdlc.errors import REPLACE, InputError, counted, expect, listing
 from rfdlc.progress import announce, live, speaks
 from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.config import TABULAR
@@ -71,7 +71,7 @@ class Trainer:
         config, data, group = run.config, self.data, self.group
         if run.writes and run.exists:
             known = f"{run.path} holds a run already: continue it with `rfdlc resume {run.path}`"
-            expect(again, f"{known}, choose another folder, or replace it (--force)")
+            expect(again, f"{known} (in Python rfdlc.resume), choose another folder, or replace it ({REPLACE})")
             data_of(other := Run(run.path), data)
             same = {*MAY_CHANGE, *other.tuning.get("chosen", ())}
             names = [name for name, value in config if name not in same and getattr(other.config, name) != value]
