@@ -13,6 +13,7 @@ from unicodedata import normalize
 # What could move a cursor or fake a line, and halves of characters; and what could reverse the order of letters, too.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 HIDDEN = re.compile(rf"{CONTROL.pattern}|[\u2028-\u202e\u2066-\u2069]")
+REPLACE = "--force; in Python, remove it first"  # how a folder is replaced, for messages
 
 
 class InputError(ValueError):

@@ -18,6 +18,7 @@ from rfdlc.errors import InputError, counted, expect
 
 MAX_EXPANSION = 200  # times its size, that a compressed file may unpack to
 LAST_CHARACTER = 0x10FFFF
+OBJECTS = "Python objects, which are never unpickled: save numbers or text instead"
 ALWAYS_UNPACKED = 2**30  # bytes, however small the file is
 
 
@@ -160,7 +161,12 @@ def array_of(file: Any, key: str) -> Any:
     """One array of an `.npz` file; raises ValueError if it is not an array, or has invalid characters."""
     import numpy as np
 
-    array = file[key]
+    try:
+        array = file[key]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise ValueError(f"the array {key!r} holds {OBJECTS}, such as {key}.astype('U')") from None
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{key} is not an array")
     if array.dtype.kind == "U" and array.dtype.itemsize:

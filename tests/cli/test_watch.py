@@ -82,3 +82,17 @@ def test_errors_say_what_to_give(place, run, words, message):
     code, _, said = run("watch", *given, "-o", place / "e.html")
     assert code == 2
     assert message in said
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_a_table_that_predict_wrote_needs_raw_probabilities(place, run, fitted, tmp_path):
+    held, decider = Predictions.load(place / "held.npz"), Decider.load(place / "decider.json")
+    (decider.replace(calibration="temperature").fit(held) if fitted else decider).save(tmp_path / "decider.json")
+    p = np.full((100, 3), 1 / 3)
+    Predictions(probabilities=p, classes=CLASSES, corrected=True).save(tmp_path / "p.npz")
+    given = "watch", tmp_path / "p.npz", "-r", place / "held.npz", "--decider", tmp_path / "decider.json"
+    code, _, told = run(*given, "-o", tmp_path / "s.html")
+    assert code == 2
+    told = " ".join(told.split())
+    assert "calibrated and corrected already, and the decider would do so again: write raw ones (rfdlc predict" in told
+    assert "--calibrate" not in told

@@ -181,8 +181,12 @@ def test_damaged_files_and_python_objects(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=rf"{name}: (cannot be read as numpy|holds Python)|no labels"):
             rfdlc.load(tmp_path / name)
     np.savez(tmp_path / "objects.npz", x=np.array([{}, []], dtype=object), y=np.array([0, 1]))
-    with pytest.raises(InputError, match="never unpickled"):
+    with pytest.raises(InputError, match=r"the array 'x' holds .*never unpickled.* such as x.astype\('U'\)"):
         rfdlc.load(tmp_path / "objects.npz")
+    np.save(tmp_path / "x.npy", np.array(["a", "b"], dtype=object))
+    np.save(tmp_path / "y.npy", np.array([0, 1]))
+    with pytest.raises(InputError, match=r"x.npy: holds Python objects.* such as values.astype\('U'\)"):
+        rfdlc.load(tmp_path / "x.npy")
 
 
 def test_unknown_names_options_and_files(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 from typer.testing import CliRunner
 
 import rfdlc
@@ -108,6 +109,20 @@ def test_the_verdict_is_about_the_utility(low, difference, high, words):
     assert found.verdict == f"Mean utility: {words}."
     assert found.to_dict()["verdict"] == found.verdict
     assert "Too few samples" in replace(found, differences=(other,)).verdict
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_verdict_agrees_with_the_row_of_mean_utility(seed):
+    """Its p is that of one comparison, those of other metrics are adjusted; regret asks the same."""
+    found = rfdlc.compare(predictions(seed), predictions(seed + 50, 0.6), bootstrap=0)
+    row = next(row for row in found.rows() if row[0] == "mean utility (the question)")
+    assert row[-1].endswith("*") == ("no difference" not in found.verdict)
+    worth = found["mean_utility"]
+    half = (worth.high - worth.low) / 2
+    assert worth.p == pytest.approx(2 * norm.sf(1.96 * abs(worth.difference) / half), rel=0.1, abs=1e-3)
+    assert found["mean_regret"].p == worth.p
+    others = {d.p for d in found.differences if d.name not in ("mean_utility", "mean_regret", "accuracy")}
+    assert max(others) == 1
 
 
 def test_the_gain_over_arg_max_is_that_of_the_samples():

@@ -224,7 +224,7 @@ class TestWhatIsAccepted:
             (np.zeros((0, 3)), "at least one particle and one sample"),
             ([[0.5, np.nan, 0.5]], "scores hold nan in row 0, column 1"),
             ([[1, 0, 0], [np.inf, 0, 0]], "scores hold inf in row 1, column 0"),
-            ([[1, 0, 0], [1.5, -0.5, 0]], "scores hold -0.5 in row 1, column 1.*for logits set logits"),
+            ([[1, 0, 0], [1.5, -0.5, 0]], "scores hold -0.5 in row 1, column 1.*for logits set logits .--logits"),
             ([[1.0000001, -1e-7, 0]], "scores hold -1e-07 in row 0, column 1.*set values that rounding left below 0"),
             ([[1, 0, 0], [0.5, 0.2, 0.2]], "row 1 of the probabilities sums to 0.9.*expected rows that sum to 1"),
             ([["a", "b", "c"]], "scores must be numbers"),

@@ -152,10 +152,26 @@ def test_a_broken_promise_is_named():
     assert low > 0
     shown = f"Promised minus realised utility {broken.utility_gap:.4f} ({low:.4f} to {high:.4f})"
     assert broken.promise.startswith(f"{shown}: decisions are worth less")
-    assert f"Not met for predicted head {broken.utility_gap_by_region['head']:.4f}" in broken.promise
+    assert "than promised; calibrate on samples like these. In parts they are worth less for " in broken.promise
+    assert f"worth less for predicted head {broken.utility_gap_by_region['head']:.4f}" in broken.promise
     assert evaluate(p[:5], y[:5], classes=CLASSES).promise.startswith("Too few samples")
     broken.intervals["utility_gap"] = (-0.1, 0.9)
-    assert "the promise is met on the whole, as far as these samples tell. Not met for" in broken.promise
+    assert "the promise is met on the whole, as far as these samples tell. In parts they are" in broken.promise
+
+
+def test_decisions_that_are_worth_more_than_promised_are_not_called_a_broken_promise():
+    y, p = draw(400, np.random.default_rng(0))
+    _, unsure = draw(400, np.random.default_rng(0), 0.2)
+    kept = evaluate(unsure, y, classes=CLASSES)
+    assert kept.intervals["utility_gap"][1] < 0
+    assert "decisions are worth more than promised; calibrate on samples like these." in kept.promise
+    assert "In parts they are worth more for predicted head -" in kept.promise
+    assert "worth less" not in kept.promise
+    calibrated = Predictions(probabilities=unsure, targets=y, classes=CLASSES, corrected=True)
+    said = evaluate(calibrated).promise
+    assert "calibrated already: try another calibration (--calibration), or fit it on samples like these." in said
+    fitted = Decider(Utility.one_hot(CLASSES)).fit(p, y)
+    assert evaluate(unsure, y, fitted).calibrated
 
 
 def test_differences_are_paired():

@@ -258,6 +258,9 @@ def test_pickled_objects_are_refused(tmp_path):
     with pytest.raises(InputError, match="without pickle"):
         Predictions.load(tmp_path / "p.npz")
     assert not (tmp_path / "ran").exists()
+    np.savez(tmp_path / "ids.npz", probabilities=P, ids=np.array(["a", "b"], dtype=object))
+    with pytest.raises(InputError, match=r"ids.npz.*the array 'ids' holds Python objects.* such as ids.astype\('U'\)"):
+        Predictions.load(tmp_path / "ids.npz")
 
 
 @pytest.mark.parametrize(

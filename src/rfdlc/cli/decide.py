@@ -26,6 +26,7 @@ SEVERAL = "Run folders, or predictions with a `target` column (CSV, Parquet, `.n
 RATE = "`TRUE:DECIDED`, classes or groups: share of TRUE that is decided as DECIDED. May be repeated."
 UNCERTAINTIES = "decision-probability, max-probability, entropy, mutual-information, evidential or own."
 RESAMPLES = "Resamples for intervals of metrics of your own that are not means; the other intervals need none."
+WEAK = 0.7  # accuracy of a model whose suspects are mostly its own mistakes, where few labels are wrong
 File = Annotated[Path, Argument(help=PREDICTIONS)]
 Files = Annotated[list[Path], Argument(help=SEVERAL, show_default=False)]
 
@@ -214,7 +215,9 @@ def compare(
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Paired differences B - A of every metric with 95% intervals, and p adjusted for the number of metrics.
+    """Paired differences B - A of every metric with 95% intervals and p, adjusted for the other metrics.
+
+    Mean utility is the question: its p is not adjusted, and the last line answers it.
 
     **Examples**
 
@@ -327,8 +330,8 @@ def mislabelled(
     """List samples whose label is probably wrong, the most suspicious first.
 
     Needs predictions by models that have not seen the samples, such as those of `rfdlc train --cv`. Labels of rare
-    classes are judged by what is usual for these classes; classes with one or two samples are not judged. As many as
-    confident learning counts have strong evidence against them, and are shown. The file has all, strong or weak.
+    classes are judged by what is usual for these classes; classes with one or two samples are not judged. Evidence is
+    strong where a model that is this sure agrees with most labels. These are shown; the file has all, strong or weak.
 
     **Examples**
 
@@ -353,6 +356,8 @@ def mislabelled(
         table.add_row(*map(str, [*row.values()][:-1]))
     against = f"{found.strong:,} of {len(predictions):,} labels have strong evidence against them ({shown} are shown)"
     lines = [f"{against}, {weak:,} more have weak evidence ({f'{out} has' if out else '--out FILE writes'} all)."]
+    right = f"The model is right for {found.accuracy:.0%} of the held-out samples, by their labels"
+    lines += [right + (": most suspects will be its own mistakes." if found.accuracy < WEAK else ".")]
     lines += [f"Not judged, as they have one or two samples: {listing(found.unjudged)}."] if found.unjudged else []
-    summary = {"samples": len(predictions), "strong": found.strong, "suspects": rows, "not_judged": found.unjudged}
-    output(json, summary, *([table] if found.strong else []), *lines)
+    summary = {"samples": len(predictions), "accuracy": found.accuracy, "strong": found.strong, "suspects": rows}
+    output(json, summary | {"not_judged": found.unjudged}, *([table] if found.strong else []), *lines)

@@ -18,10 +18,16 @@ _CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell th
 
 def with_expert(utility: "rfdlc.Utility", file: Path) -> "rfdlc.Utility":
     """The utility with an expert: a table of true classes and answers, and optionally a column of costs."""
-    table = rfdlc.Utility.read_csv(file, utility.classes)
-    names, given = utility.classes.names, list(table.actions)
-    missing, unknown = [n for n in names if n not in given], [n for n in given if n not in (*names, "cost")]
+    from rfdlc.tables import CsvFile
+
+    names, columns = utility.classes.names, CsvFile(file).names
+    missing = [
+        name for name in names if name not in columns
+    ]  # known before it is read as a utility, which may lack some
     expect(not missing, f"{file}: no column for the answer {listing(missing)}: expected one per class, and cost")
+    table = rfdlc.Utility.read_csv(file, utility.classes)
+    given = list(table.actions)
+    unknown = [name for name in given if name not in (*names, "cost")]
     expect(not unknown, f"{file}: column {listing(unknown)} is not a class: expected one answer per class, and cost")
     cost = table.matrix[:, given.index("cost")] if "cost" in given else 0.0
     return utility.with_expert(file.stem, confusion=table.matrix[:, table.class_action], cost=cost)

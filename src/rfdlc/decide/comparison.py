@@ -15,11 +15,12 @@ from rfdlc.decide.outcomes import Outcomes, observe
 from rfdlc.errors import expect
 
 SIGNIFICANCE = 0.05
+QUESTION = "mean_utility"  # the one metric that is asked about in advance: its p needs no adjustment
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One metric of both sides; `p` is adjusted for the number of metrics (Holm 1979)."""
+    """One metric of both sides; `p` is adjusted for the number of metrics (Holm 1979), that of mean utility is not."""
 
     name: str
     label: str
@@ -53,8 +54,8 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Which side decides better for the utility, if that can be told; of one comparison, p is not adjusted."""
-        found = next((each for each in self.differences if each.name == "mean_utility"), None)
+        """Which side decides better for the utility, if that can be told: the row of mean utility in words."""
+        found = next((each for each in self.differences if each.name == QUESTION), None)
         if found is None:
             return "Too few samples to tell which one is better."
         (a, b), (low, high) = self.names, (readable(found.low), readable(found.high))
@@ -64,19 +65,22 @@ class Comparison:
         return f"Mean utility: {b} is {better} than {a} by {readable(gain)} (difference {low} to {high})."
 
     def rows(self) -> list[tuple[str, ...]]:
-        """(metric, a, b, difference, interval, adjusted p) as tables show them; * marks p below 0.05."""
+        """(metric, a, b, difference, interval, p) as tables show them; * marks p below 0.05."""
         table: list[tuple[str, ...]] = []
         abstains = any(d.a or d.b for d in self.differences if d.name == "abstention_rate")
         for d in [d for d in self.differences if abstains or d.name not in ANSWERED]:
             show = METRICS[d.name.partition(".")[0]].format
             p = (f"{d.p:.3f}" if d.p >= 0.0005 else "< 0.001") + "*" * (d.p < SIGNIFICANCE)
-            table.append((d.label, show(d.a), show(d.b), show(d.difference), f"{show(d.low)} to {show(d.high)}", p))
+            label = f"{d.label} (the question)" if d.name == QUESTION else d.label
+            table.append((label, show(d.a), show(d.b), show(d.difference), f"{show(d.low)} to {show(d.high)}", p))
         return table
 
     def __rich__(self) -> Any:
         held = "models held fixed" if max(self.seeds) == 1 else f"{self.seeds[0]} and {self.seeds[1]} seeds"
-        distinct = len({_likeness(each) for each in self.differences})
-        note = f"p adjusted for {distinct} different comparisons (Holm); * below {SIGNIFICANCE}"
+        asked = {_likeness(each) for each in self.differences if each.name == QUESTION}
+        distinct = len({_likeness(each) for each in self.differences} - asked)
+        beside = "; that of the question is not" if asked else ""
+        note = f"p adjusted for {distinct} different comparisons (Holm){beside}; * below {SIGNIFICANCE}"
         columns = ("metric", *self.names, "difference", f"{LEVEL:.0%} interval", "p")
         return rich_table(f"{self.samples:,} paired samples, {held}", columns, self.rows(), note)
 
@@ -109,7 +113,8 @@ def compare_outcomes(
             found = paired_difference([each[name] for each in left], [each[name] for each in right])
             rows += [] if found is None else [Difference(name, labels[name], *found)]
     distinct = {_likeness(row): row.p for row in reversed(rows)}  # of equal ones the first, whatever metrics follow
-    adjusted = dict(zip(distinct, _holm(np.array(list(distinct.values()))), strict=True))
+    asked = {_likeness(row): distinct.pop(_likeness(row)) for row in rows if row.name == QUESTION}
+    adjusted = asked | dict(zip(distinct, _holm(np.array(list(distinct.values()))), strict=True))
     differences = tuple(replace(_possible(row), p=float(adjusted[_likeness(row)])) for row in rows)
     return Comparison(names, len(a[0]), (len(a), len(b)), differences)
 

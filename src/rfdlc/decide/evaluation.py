@@ -86,6 +86,7 @@ class Evaluation:
     bootstrap: tuple[int, int] = field(default=(0, 0), repr=False)
     calibration_overlap: float = 0.0
     merged: dict[str, Interval] = field(default_factory=dict, repr=False, compare=False)  # intervals, of sums alone
+    calibrated: bool = field(default=False, repr=False, compare=False)  # whether the probabilities were, already
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
@@ -117,23 +118,27 @@ class Evaluation:
     def promise(self) -> str:
         """Whether decisions were worth what their probabilities promised, in words."""
         gaps = [e for e in entries(self.values) if e.metric.name.startswith("utility_gap") and e.name in self.intervals]
-        shown, missed = {}, {}
+        less: dict[str, str] = {}
+        more: dict[str, str] = {}
+        shown = {}
         for entry in gaps:
             low, high = self.intervals[entry.name]
             shown[entry.name] = f"{readable(entry.value)} ({readable(low)} to {readable(high)})"
             if not low <= 0 <= high:
-                missed[entry.name] = f"{entry.label} {shown[entry.name]}"
+                (less if low > 0 else more)[entry.name] = f"{entry.label} {shown[entry.name]}"
         if "utility_gap" not in shown:
             return "Too few samples to tell whether decisions are worth what they promise."
-        said = f"Promised minus realised utility {shown.pop('utility_gap')}: "
-        parts = f"{len(missed)} of {len(gaps)} intervals exclude 0, where chance alone gives one in twenty"
-        if "utility_gap" not in missed:
-            said += f"the promise is met{' on the whole' if missed else ''}, as far as these samples tell."
+        said = f"Promised minus realised utility {shown['utility_gap']}: "
+        parts = f"{len(less) + len(more)} of {len(gaps)} intervals exclude 0, where chance alone gives one in twenty"
+        whole = [word for word, off in (("less", less), ("more", more)) if off.pop("utility_gap", None)]
+        if whole:
+            other = "they are calibrated already: try another calibration (--calibration), or fit it"
+            advice = other if self.calibrated else "calibrate"
+            said += f"decisions are worth {whole[0]} than promised; {advice} on samples like these."
         else:
-            del missed["utility_gap"]
-            less = self.values["utility_gap"] > 0
-            said += f"decisions are worth {'less' if less else 'more'} than promised; calibrate on samples like these."
-        return said + (f" Not met for {listing(missed.values())} ({parts})." if missed else "")
+            said += f"the promise is met{' on the whole' if less or more else ''}, as far as these samples tell."
+        off = [f"worth {word} for {listing(each.values())}" for word, each in (("less", less), ("more", more)) if each]
+        return said + (f" In parts they are {' and '.join(off)} ({parts})." if off else "")
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(metric, value, interval) as tables show them, without metrics that are not defined."""
@@ -218,7 +223,8 @@ def evaluate(
             "look better than they are; evaluate on other samples",
             stacklevel=2,
         )
-    return Evaluation(len(y), measure(outcomes), uncertainty, outcomes, (bootstrap, seed), overlap)
+    calibrated = decider.fitted is not None or bool(checked.corrected)
+    return Evaluation(len(y), measure(outcomes), uncertainty, outcomes, (bootstrap, seed), overlap, {}, calibrated)
 
 
 def decider_for(decider: Decider | None, utility: Utility | None, classes: Classes | None, scores: Any) -> Decider:

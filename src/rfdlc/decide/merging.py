@@ -72,7 +72,8 @@ class Sums:
         values = metrics_of(self, decider.utility, groups)
         ordered = {name: values[name] for name in METRICS if name in values}
         samples = int(self.confusion.sum())
-        return Evaluation(samples, ordered, uncertainty, merged=_intervals(self, values, decider.utility))
+        known: dict[str, Any] = {"merged": _intervals(self, values, decider.utility)}
+        return Evaluation(samples, ordered, uncertainty, **known, calibrated=decider.fitted is not None)
 
     @property
     def auc_error(self) -> float:

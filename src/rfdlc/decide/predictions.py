@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
 from rfdlc.decide.scores import BOOK_KEEPING, KIND, Scores, as_scores, class_columns, column_order, correction
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.files import array_of, open_npz, parse_json, runs_inside
+from rfdlc.files import OBJECTS, array_of, open_npz, parse_json, runs_inside
 from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
 
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
@@ -250,7 +250,8 @@ def _from_npz(path: Path, classes: Classes | None, logits: bool, _: bool) -> Pre
     except InputError:
         raise
     except Exception as error:  # a damaged file can fail in any way
-        raise InputError(f"cannot be read as .npz without pickle: damaged, or it holds objects ({error})") from None
+        reason = error if OBJECTS in str(error) else f"damaged, or of another format ({error})"
+        raise InputError(f"cannot be read as .npz without pickle: {reason}") from None
     arrays: dict[str, Any] = {}
     for name, keys in KEYS.items():
         present = [key for key in keys if key in found]

@@ -206,7 +206,7 @@ def _checked(piece: Floats, start: int, logits: bool) -> Floats:
     if np.isfinite(total).all() if logits else (np.abs(total - 1) <= SUM_TOLERANCE).all() and piece.min() >= 0:
         return piece
     rounded = piece.min() > -SUM_TOLERANCE
-    fix = "set values that rounding left below 0 to 0" if rounded else "for logits set logits"
+    fix = "set values that rounding left below 0 to 0" if rounded else "for logits set logits (--logits)"
     for wrong, expected in (
         (~np.isfinite(piece), "finite logits" if logits else "probabilities between 0 and 1"),
         (np.array(not logits) & (piece < 0), f"probabilities between 0 and 1; {fix}"),
@@ -220,7 +220,7 @@ def _checked(piece: Floats, start: int, logits: bool) -> Floats:
     off = np.abs(total - 1)
     for particle, row in np.argwhere(off > np.maximum(SUM_TOLERANCE, _rounding(piece, total)))[:1].tolist():
         one = "there is one column: for two classes add the other one (1 - p)"
-        fix = one if piece.shape[2] == 1 else "divide each row by its sum, or set logits if these are logits"
+        fix = one if piece.shape[2] == 1 else "divide each row by its sum, or set logits (--logits) if these are logits"
         raise InputError(
             f"row {start + row} of the probabilities sums to {total[particle, row]:.6g}: expected rows that sum to 1; "
             f"{fix}; rows count from 0"

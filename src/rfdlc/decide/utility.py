@@ -75,7 +75,7 @@ class Utility:
             raise InputError(f"action {name!r} appears more than once; action names must differ")
         odd = [name for name in self.actions if CONTROL.search(name)]
         expect(not odd, f"action names must be text without control characters, but {listing(map(ascii, odd))} is not")
-        _warn_of_misspellings(self.actions, self.classes.names)
+        _warn_of_missing_actions(self.actions, self.classes.names)
         self.matrix = values
 
     @classmethod
@@ -198,15 +198,15 @@ class Utility:
         """
         file = CsvFile(Path(path))
         try:
-            utility = cls(*_read_matrix(file))
-            bare = (
-                classes is not None
-                and file.names[0] in classes.names
-                and not {*utility.classes.names} & {*classes.names}
-            )
-            expect(
-                not bare, "lines have no true class: begin each line with its class, and the first with an empty cell"
-            )
+            matrix, names, actions = _read_matrix(file)
+            if classes is not None:
+                bare = file.names[0] in classes.names and not {*names} & {*classes.names}
+                fix = "begin each line with its class, and the first with an empty cell"
+                expect(not bare, f"lines have no true class: {fix}")
+                as_classes(names).in_order(
+                    classes.names
+                )  # raises for a misspelt row, before actions are compared to it
+            utility = cls(matrix, names, actions)
             return utility if classes is None else utility.with_classes(classes)
         except InputError as error:
             raise InputError(f"{path}{'' if str(error).startswith(' line') else ': '}{error}") from None
@@ -294,18 +294,27 @@ def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
     return values
 
 
-def _warn_of_misspellings(actions: Sequence[str], classes: Sequence[str]) -> None:
-    """Warn of an action that hands over and is named almost like a class that has no action."""
+def _warn_of_missing_actions(actions: Sequence[str], classes: Sequence[str]) -> None:
+    """Warn of classes that have no action: one is named almost like the class, or others decide for their classes.
+
+    Sorted, and from one place: Python shows each warning once, however often the utility is rearranged.
+    """
     known, decided = set(classes), set(actions)
-    others = [name for name in actions if name not in known]
-    lacking = {name.casefold(): name for name in classes if name not in decided} if others else {}
-    for action in others[:MOST_COMPARED]:
+    lacking = {name.casefold(): name for name in sorted(known - decided)}
+    for action in [name for name in actions if name not in known][:MOST_COMPARED]:
         for near in get_close_matches(action.casefold(), lacking, n=1, cutoff=SIMILAR):
+            name = lacking.pop(near)
             warnings.warn(
                 f"the action {action!r} is not a class, so it hands samples over, and no action decides for the class "
-                f"{lacking[near]!r}: did you mean {lacking[near]!r}?",
-                stacklevel=1,  # one place: warns once however often the utility is rearranged
+                f"{name!r}: did you mean {name!r}?",
+                stacklevel=1,
             )
+    if lacking and known & decided:
+        warnings.warn(
+            f"no action decides for {listing(lacking.values())}, as for other classes: these can never be decided; if "
+            "that is not meant, add an action of the name of each class",
+            stacklevel=1,
+        )
 
 
 def _read_matrix(file: CsvFile) -> tuple[list[list[float]], list[str], list[str]]:

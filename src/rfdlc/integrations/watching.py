@@ -52,8 +52,12 @@ def read_log(source: str | Path, decider: str | Path | Decider | None = None, lo
     if not (place / DECIDERS).is_dir():
         if given is None:
             raise InputError(f"{place}: is not a log of decisions, so it needs its decider: --decider FILE or RUN")
-        decisions = monitoring.Decided.of(given, Predictions.load(place, given.utility.classes, logits=logits))
-        return Log(given, feedback.decider_version(given), decisions)
+        predictions = Predictions.load(place, given.utility.classes, logits=logits)
+        changes = any(part is not None for part in (given.fitted, given.train_prior, given.target_prior))
+        twice = "these probabilities are calibrated and corrected already, and the decider would do so again"
+        fix = "write raw ones (rfdlc predict RUN DATA --raw --out FILE), or give a log of decisions"
+        expect(not (changes and predictions.scores.corrected), f"{place}: {twice}: {fix}")
+        return Log(given, feedback.decider_version(given), monitoring.Decided.of(given, predictions))
     expect(parquet_files(place), f"{place}: has no decisions yet: the server writes them every minute, and at its end")
     file = open_table(place)
     absent = [name for name in (*COLUMNS, "time") if name not in file.names]

@@ -18,7 +18,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import REPLACE, InputError, expect
 from rfdlc.files import replacing
 from rfdlc.progress import announce
 from rfdlc.training.distributed import started_processes
@@ -99,9 +99,10 @@ def _claim(path: Path, wanted: dict[str, Any]) -> None:
     """Make the folder, or find in it what was made with the same settings."""
     file = path / FOLDED
     if path.exists() and any(path.iterdir()):
-        expect(file.exists(), f"{path} holds other files: choose another folder, or replace it (--force)")
+        expect(file.exists(), f"{path} holds other files: choose another folder, or replace it ({REPLACE})")
         same = json.loads(file.read_text(encoding="utf-8")) == wanted
-        expect(same, f"{path} holds a cross-validation with other settings: choose another folder, or use --force")
+        other = f"{path} holds a cross-validation with other settings"
+        expect(same, f"{other}: choose another folder, or replace it ({REPLACE})")
         return
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -305,8 +305,11 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 
 
-def find_method(name: str) -> Method:
-    """The method of this name."""
+def find_method(name: str, run: object = None) -> Method:
+    """The method of this name, which a `run` may have been trained with."""
+    fix = "in Python, register it in rfdlc.methods.METHODS, then call rfdlc.resume(...) or rfdlc.Model.load(...)"
+    own = f"{run}: its method {name!r} is not one of rfdlc, and a run folder holds the name of a method, not its code"
+    expect(run is None or name in METHODS, f"{own}: one of your own must be registered first; {fix}")
     return METHODS[choose("method", name, METHODS)]
 
 

@@ -158,7 +158,7 @@ class Run:
 
     @property
     def method(self) -> Method:
-        return find_method(self.method_name)
+        return find_method(self.method_name, self.path)
 
     @cached_property
     def classes(self) -> Classes:

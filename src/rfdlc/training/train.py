@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rfdlc.decide.scores import check_class_names
-from rfdlc.errors import InputError, expect, listing, repeated
+from rfdlc.errors import REPLACE, InputError, expect, listing, repeated
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
 from rfdlc.training.methods import resolve
@@ -221,7 +221,7 @@ def _check_new(runs: Sequence[Run]) -> None:
     for run in runs:
         known = f"{run.path} holds a run already: continue it with `rfdlc resume {run.path}`"
         taken = run.writes and run.exists and not under_torchrun()
-        expect(not taken, f"{known}, choose another folder, or replace it (--force)")
+        expect(not taken, f"{known} (in Python rfdlc.resume), choose another folder, or replace it ({REPLACE})")
 
 
 def without_trials(specs: Sequence[RunSpec]) -> list[RunSpec]:

@@ -21,7 +21,7 @@ from rfdlc.data.images import resized
 from rfdlc.data.table import blurred
 from rfdlc.decide.classes import Classes, as_array, is_missing, numbered
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.files import array_of, open_npz
+from rfdlc.files import OBJECTS, array_of, open_npz
 from rfdlc.tables import split_name
 
 Arrays = dict[str, NDArray[Any]]
@@ -173,10 +173,12 @@ def _explained(path: Path) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # a damaged file can fail in any way
-        objects = "allow_pickle" in str(error) or "Python objects" in str(error)
-        fix = "holds Python objects, which are never unpickled: save arrays of numbers or text instead"
-        damaged = f"cannot be read as numpy arrays, it is damaged or of another format ({error})"
-        raise InputError(f"{path}: {fix if objects else damaged}") from None
+        reason = f"cannot be read as numpy arrays, it is damaged or of another format ({error})"
+        if OBJECTS in str(error):  # of one array that is named
+            reason = str(error)
+        elif "allow_pickle" in str(error) or "Python objects" in str(error):
+            reason = f"holds {OBJECTS}, such as values.astype('U')"
+        raise InputError(f"{path}: {reason}") from None
 
 
 def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:

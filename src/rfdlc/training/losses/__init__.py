@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from rfdlc.errors import InputError
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 
 Term = tuple[Tensor, ...]  # values (M,B) or (B,); and weights (B,) or (M,B)
@@ -47,6 +48,19 @@ def true_class(values: Tensor, target: Tensor) -> Tensor:
 def terms_of(result: Any) -> list[Term | CrossEntropy]:
     single = isinstance(result, Tensor) or (isinstance(result, tuple) and isinstance(result[0], Tensor))
     return [(term,) if isinstance(term, Tensor) else term for term in ([result] if single else result)]
+
+
+def checked(result: Any, logits: Tensor) -> Any:
+    """What a loss returned for logits (M,B,C), if it has one value per sample; other shapes would train to chance."""
+    particles, samples, classes = logits.shape
+    for tensor in (each for t in terms_of(result) if not isinstance(t, CrossEntropy) for each in t):
+        if tensor.ndim not in (1, 2) or tensor.shape[-1] != samples:
+            raise InputError(
+                f"the loss returned the shape {tuple(tensor.shape)} for {particles} particles, {samples} samples and "
+                f"{classes} classes: expected one value per sample, ({particles}, {samples}) or ({samples},); it takes "
+                "no mean, the training step does"
+            )
+    return result
 
 
 def per_sample(result: Any) -> tuple[Term, ...]:
@@ -122,7 +136,7 @@ class RunLosses(nn.Module):
         values = []
         for number, (group, own, labels) in enumerate(self._split(logits, targets)):
             if batch is None and group.runs == 1:
-                values.append(mean_loss(group.first(own.squeeze(0), labels.squeeze(0), epoch)).unsqueeze(0))
+                values.append(mean_loss(group.result(own.squeeze(0), labels.squeeze(0), epoch)).unsqueeze(0))
                 continue
             terms = group(own, labels, epoch)
             by = [None] * len(terms) if batch is None else batch.totals[number]
@@ -163,11 +177,16 @@ class _Alike(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor) -> tuple[Term, ...]:
         if self.runs == 1:
-            terms = per_sample(self.first(logits.squeeze(0), targets.squeeze(0), epoch))
+            terms = per_sample(self.result(logits.squeeze(0), targets.squeeze(0), epoch))
             return tuple(tuple(tensor.unsqueeze(0) for tensor in term) for term in terms)
         stacked = {name: getattr(self, f"stacked_{i}") for i, name in enumerate(self.names)}
-        mapped = torch.vmap(lambda own, *given: per_sample(functional_call(self.first, own, given)), (0, 0, 0, None))
+        mapped = torch.vmap(lambda own, z, y, epoch: per_sample(self.result(z, y, epoch, own)), (0, 0, 0, None))
         return mapped(stacked, logits, targets, epoch)
+
+    def result(self, logits: Tensor, targets: Tensor, epoch: Tensor, buffers: Any = None) -> Any:
+        """What the loss returns for one run."""
+        given = (logits, targets, epoch)
+        return checked(self.first(*given) if buffers is None else functional_call(self.first, buffers, given), logits)
 
 
 def _module(loss: Loss) -> nn.Module:

@@ -259,8 +259,14 @@ def own(
         first = build()
         first.load_state_dict(start, strict=bool(start))
         build = partial(deepcopy, first)
-    with torch.no_grad():
-        features = build().eval()(example)
+    network = build().eval()
+    try:
+        with torch.no_grad():
+            features = network(example)
+    except (RuntimeError, ValueError, IndexError) as error:
+        name, given = getattr(make, "__name__", type(network).__name__), tuple(example.shape)
+        told = f"the backbone {name} cannot take a batch of shape {given}, (samples, ...): it raised {error}"
+        raise InputError(f"{told}; expected a network for samples of shape {given[1:]}") from error
     shape = tuple(getattr(features, "shape", ()))
     found = f"the backbone returns {shape or type(features).__name__} for a batch of shape {tuple(example.shape)}"
     fix = "expected features (batch, width); end it with pooling and flattening, without a classifier"
