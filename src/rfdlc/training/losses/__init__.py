@@ -51,8 +51,8 @@ def terms_of(result: Any) -> list[Term | CrossEntropy]:
 
 
 def checked(result: Any, logits: Tensor) -> Any:
-    """What a loss returned for logits (M,B,C), if it has one value per sample; other shapes would train to chance."""
-    particles, samples, classes = logits.shape
+    """What a loss returned for logits (..., M,B,C), if it has one value per sample; others would train to chance."""
+    particles, samples, classes = logits.shape[-3:]
     for tensor in (each for t in terms_of(result) if not isinstance(t, CrossEntropy) for each in t):
         if tensor.ndim not in (1, 2) or tensor.shape[-1] != samples:
             raise InputError(
@@ -136,7 +136,8 @@ class RunLosses(nn.Module):
         values = []
         for number, (group, own, labels) in enumerate(self._split(logits, targets)):
             if batch is None and group.runs == 1:
-                values.append(mean_loss(group.result(own.squeeze(0), labels.squeeze(0), epoch)).unsqueeze(0))
+                found = checked(group.first(own.squeeze(0), labels.squeeze(0), epoch), own)
+                values.append(mean_loss(found).unsqueeze(0))
                 continue
             terms = group(own, labels, epoch)
             by = [None] * len(terms) if batch is None else batch.totals[number]
@@ -177,16 +178,14 @@ class _Alike(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor) -> tuple[Term, ...]:
         if self.runs == 1:
-            terms = per_sample(self.result(logits.squeeze(0), targets.squeeze(0), epoch))
+            terms = per_sample(checked(self.first(logits.squeeze(0), targets.squeeze(0), epoch), logits))
             return tuple(tuple(tensor.unsqueeze(0) for tensor in term) for term in terms)
         stacked = {name: getattr(self, f"stacked_{i}") for i, name in enumerate(self.names)}
-        mapped = torch.vmap(lambda own, z, y, epoch: per_sample(self.result(z, y, epoch, own)), (0, 0, 0, None))
-        return mapped(stacked, logits, targets, epoch)
 
-    def result(self, logits: Tensor, targets: Tensor, epoch: Tensor, buffers: Any = None) -> Any:
-        """What the loss returns for one run."""
-        given = (logits, targets, epoch)
-        return checked(self.first(*given) if buffers is None else functional_call(self.first, buffers, given), logits)
+        def of_one_run(own: Any, *given: Tensor) -> Any:
+            return per_sample(checked(functional_call(self.first, own, given), given[0]))
+
+        return torch.vmap(of_one_run, (0, 0, 0, None))(stacked, logits, targets, epoch)
 
 
 def _module(loss: Loss) -> nn.Module:
