@@ -44,7 +44,7 @@ def measured() -> Iterator[dict[str, object]]:
         count = sum(member.roots.numel() for member in model.net.members.values() if isinstance(member, Trees))
         for rows in ROWS:
             own, levels = seconds(model, X[6000 : 6000 + rows], many), seconds(model, X[6000 : 6000 + rows], 10**9)
-            row = {"what": f"{rows:,} rows, {count:,} trees", "value": f"{own:.3f}", "unit": "s"}
+            row: dict[str, object] = {"what": f"{rows:,} rows, {count:,} trees", "value": f"{own:.3f}", "unit": "s"}
             yield row | {"reference": f"level by level: {levels:.3f}", "ratio": f"{levels / own:.1f}"}
 
 
