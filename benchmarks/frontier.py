@@ -42,6 +42,7 @@ import numpy as np
 import rfdlc
 from recording import RESULTS, append, commit, hardware, versions
 from rfdlc.decide.calibrators import CALIBRATORS
+from rfdlc.decide.metrics import bin_of
 from rfdlc.decide.predictions import Predictions
 from rfdlc.training._stacking import OWN
 from rfdlc.training.model import Model
@@ -123,7 +124,6 @@ VIEWS = ("data", "run", "seed", "views", *METRICS[:5], "hardware", "versions", "
 TRADED = ("data", "run", "seed", "penalty", "expected_loss", *METRICS[:5], "hardware", "versions", "commit")
 CALIBRATED = ("data", "run", "seed", "split", "epochs", "calibration", *METRICS, "hardware", "versions", "commit")
 LOSS = 0.005  # of expected accuracy, for a lower false head rate
-BINS = 15  # of the ECE
 
 
 def metrics(predictions: Predictions, decider: rfdlc.Decider) -> dict[str, float]:
@@ -223,8 +223,7 @@ def among_present(predictions: Predictions, decider: rfdlc.Decider) -> dict[str,
     p = decider.probabilities(predictions)[:, present]
     p /= p.sum(axis=1, keepdims=True)
     right, weights = p.argmax(axis=1) == own, 1 / (counts * len(counts))[own]
-    bins = np.minimum((p.max(axis=1) * BINS).astype(int), BINS - 1)
-    gaps = np.bincount(bins, weights * (right - p.max(axis=1)))
+    gaps = np.bincount(bin_of(p.max(axis=1)), weights * (right - p.max(axis=1)))
     nll = -np.log(np.maximum(p[np.arange(len(p)), own], 1e-300))
     return {"accuracy": float(weights @ right), "ece": float(np.abs(gaps).sum()), "nll": float(weights @ nll)}
 

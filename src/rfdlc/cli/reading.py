@@ -21,9 +21,7 @@ def with_expert(utility: "rfdlc.Utility", file: Path) -> "rfdlc.Utility":
     from rfdlc.tables import CsvFile
 
     names, columns = utility.classes.names, CsvFile(file).names
-    missing = [
-        name for name in names if name not in columns
-    ]  # known before it is read as a utility, which may lack some
+    missing = [name for name in names if name not in columns]  # told first: a utility may lack some
     expect(not missing, f"{file}: no column for the answer {listing(missing)}: expected one per class, and cost")
     table = rfdlc.Utility.read_csv(file, utility.classes)
     given = list(table.actions)

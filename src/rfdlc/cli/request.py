@@ -165,8 +165,9 @@ class Request(UtilityRequest):
             return replace(self, calibrate=[beside]).prepare(file, like)
         classes = known = self.checked_classes()
         if like is not None and is_table(file):
-            same = classes is not None and {*classes.names} == {*like.names}
-            classes = known = classes.in_order(like.names) if classes is not None and same else classes or like
+            classes = known = classes or like
+            if {*classes.names} == {*like.names}:
+                classes = known = classes.in_order(like.names)
         saved = self.saved_decider if classes is None and is_table(file) else None
         if saved is not None:  # it knows its classes
             known = rfdlc.Classes(saved.utility.classes.names)
@@ -226,7 +227,7 @@ class Request(UtilityRequest):
 
         A run has been calibrated by its own held-out samples: those of another model do not fit, nor does its prior.
         """
-        given, count, each = self.calibrate or [], len(files), [self] * len(files)
+        given, count = self.calibrate or [], len(files)
         saved = [None if self.decider else reading.folder_decider(file) for file in files]
         if len(given) != 1 or count == 1:
             once = f"--calibrate is given {len(given)} times for {count} inputs: expected once, or once per input"

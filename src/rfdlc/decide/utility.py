@@ -203,9 +203,7 @@ class Utility:
                 bare = file.names[0] in classes.names and not {*names} & {*classes.names}
                 fix = "begin each line with its class, and the first with an empty cell"
                 expect(not bare, f"lines have no true class: {fix}")
-                as_classes(names).in_order(
-                    classes.names
-                )  # raises for a misspelt row, before actions are compared to it
+                as_classes(names).in_order(classes.names)  # a misspelt row: before actions are compared to it
             utility = cls(matrix, names, actions)
             return utility if classes is None else utility.with_classes(classes)
         except InputError as error:

@@ -56,8 +56,8 @@ def ends_early(run: Run) -> bool:
 def plan_refit(run: Run) -> None:
     """Where epochs took longer or shorter than measured, plan as many for a warm refit as the budget has time for."""
     plan, config = run.tuning, run.config
-    planned_before = "refit_epochs" in plan.get("chosen", ["refit_epochs"])
-    if planned_before or not (config.budget and config.warm_refit and run.refits) or config.patience:
+    asked = config.budget and config.warm_refit and run.refits and not config.patience
+    if not asked or "chosen" not in plan or "refit_epochs" in plan["chosen"]:  # the last: planned before
         return
     seconds = [row["seconds"] for row in run.history if row["phase"] < config.folds]
     left = SAFETY * (config.budget - plan["measured"] - sum(plan["seconds"]) - sum(seconds))

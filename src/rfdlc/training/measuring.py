@@ -109,9 +109,8 @@ def _smaller(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> l
     if net.name not in ("resnet32", "resnet50") or given & {"backbone", "shared_stages"}:
         return []
     sized = side <= SIDES[0] or "image_size" in given | run.metadata["data"]["options"].keys()
-    small = {name: value for name, value in SMALL.items() if name not in given} | (
-        {} if given & {*SMALL_CNN} else SMALL_CNN
-    )
+    rates = {} if given & {*SMALL_CNN} else SMALL_CNN
+    small = {name: value for name, value in SMALL.items() if name not in given} | rates
     found = [{**small, "image_size": own} for own in ([config.image_size] if sized else SIDES)]
     several = config.particles > 1 and run.method.combination is as_they_are and len(config.prior_tau) < 2
     fixed = given & {"particles", "learning_rate", "weight_decay"}

@@ -326,9 +326,8 @@ def resolve(
     found |= found.pop("heads", {}).get(overrides.get("head", found.get("head")), {})
     sized = _sized(found["preset"], samples)
     mixes = found["preset"] == "table" and row.mixes and overrides.get("backbone", "mixture") in TABULAR
-    suited = (
-        MIXED if mixes else SMALL_CNN if overrides.get("backbone") == "cnn" and not {*SMALL_CNN} & {*overrides} else {}
-    )
+    small = overrides.get("backbone") == "cnn" and not {*SMALL_CNN} & {*overrides}
+    suited = MIXED if mixes else SMALL_CNN if small else {}
     return row, row.configure({**row.settings, **sized, **found, **suited, **overrides, "preset": found["preset"]})
 
 

@@ -95,9 +95,7 @@ class Trainer:
     def announce_plan(self, stack: Stack, waiting: int = 1) -> None:
         """Say what is going to be trained; what was said before trials is not said again."""
         plan = _plan(stack, waiting)
-        if new := [
-            note for note in stack.members[0].data.notes if note not in self.data.notes
-        ]:  # of the held-out split
+        if new := [note for note in stack.members[0].data.notes if note not in self.data.notes]:
             plan["held-out"] = "; ".join(new)
         if unsaid := {name: text for name, text in plan.items() if self.announced.get(name) != text}:
             announce(_lines(unsaid))

@@ -94,7 +94,7 @@ class Trees(nn.Module):
 
     @cached_property
     def _trees(self) -> list[Any]:
-        """The trees as scikit-learn walks them, ten times as fast on a CPU; none where nodes of a file are mixed up."""
+        """The trees as scikit-learn walks them, far faster on a CPU; none where nodes of a file are mixed up."""
         from sklearn.tree._tree import NODE_DTYPE, Tree
 
         left, right, own = self.left.numpy(), self.right.numpy(), np.arange(len(self.left))
@@ -107,11 +107,11 @@ class Trees(nn.Module):
         nodes["feature"], nodes["threshold"], nodes["missing_go_to_left"] = self.feature, self.threshold, 1
         start = ends[tree - 1]
         nodes["left_child"], nodes["right_child"] = np.where(leaf, -1, (left - start, right - start))
-        found = []
+        found, features, one = [], int(self.feature.max()) + 1, np.ones(1, np.intp)
         for root in roots:
             part = nodes[root : ends[tree[root]]]
             state = {"nodes": part, "node_count": len(part), "values": np.zeros((len(part), 1, 1))}
-            found.append(Tree(int(self.feature.max()) + 1, np.ones(1, np.intp), 1))
+            found.append(Tree(features, one, 1))
             found[-1].__setstate__(state | {"max_depth": self.depth})
         return found
 
