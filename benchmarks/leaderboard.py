@@ -229,13 +229,15 @@ def draw(data: str, path: Path) -> None:
             for number, (title, *values, ours) in enumerate(rows, 1):
                 at, look = (values[0], values[1 + place]), {"color": "C0" if ours else "0.6"}
                 axis.plot(*at, "o" if ours else "s", label=f"{number}  {title}", **look)
-                axis.annotate(str(number), at, xytext=(4, 4), textcoords="offset points")
+                way = -1 if number % 2 else 1  # neighbours on two sides
+                align = {"ha": "right", "va": "baseline"} if number % 2 else {"ha": "left", "va": "top"}
+                axis.annotate(str(number), at, xytext=(4 * way, -4 * way), textcoords="offset points", **align)
             axis.set(xscale="log", xlim=(8, 320), xlabel="seconds of a run on one H200", ylabel=what)
             axis.set_xticks(TICKS, map(str, TICKS))
             axis.set_xticks([], minor=True)
         axes[0].axhline(published[PEER], color="0.6", linestyle=":", linewidth=1)
-        at = 0.02, published[PEER]
-        axes[0].annotate("BalPoE, 3 experts, as published", at, xycoords=("axes fraction", "data"), va="bottom")
+        at, fraction = (0.98, published[PEER]), ("axes fraction", "data")
+        axes[0].annotate("BalPoE, 3 experts,\nas published", at, xycoords=fraction, ha="right", va="top")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)
