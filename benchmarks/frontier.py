@@ -67,6 +67,8 @@ CHOICES: dict[str, Row] = {
     "rate=0.3 decay=3.3e-4": (STRONG, {"learning_rate": 0.3, "weight_decay": 3.3e-4}),
     "rate=0.3 decay=6e-4": (STRONG, {"learning_rate": 0.3, "weight_decay": 6e-4}),
     "rate=0.3 decay=1e-3": (STRONG, {"learning_rate": 0.3}),
+    "batch=64": (STRONG, {"batch_size": 64}),
+    "batch=64 rate=0.05": (STRONG, {"batch_size": 64, "learning_rate": 0.05}),
     "test_flip=false": (STRONG, {"test_flip": False}),
     "combine=mean-probabilities": (STRONG, {"combine": "mean-probabilities"}),
     "tau=0,1,2": (STRONG, {"prior_tau": (0, 1, 2)}),
