@@ -81,12 +81,12 @@ CHOICES: dict[str, Row] = {
     "all samples": (STRONG, ALL_SAMPLES),
     "warm refit": (STRONG, {"refit": True, "warm_refit": True}),  # beside "all samples", which is what a refit trains
     "test_shift=0": (STRONG, {"test_shift": 0}),
-    **{  # as much work in all
-        f"warm refit, {first} + {240 - first} epochs": (
+    **{
+        f"warm refit, {first} + {second} epochs": (
             STRONG,
-            {"refit": True, "warm_refit": True, "epochs": first, "refit_epochs": 240 - first},
+            {"refit": True, "warm_refit": True, "epochs": first, "refit_epochs": second},
         )
-        for first in (40, 120, 200)
+        for first, second in ((40, 200), (120, 120), (200, 40), (40, 360))
     },
     **{
         f"cutmix={alpha:g} cutout=0": (STRONG, {**ALL_SAMPLES, "mixup": 0, "cutmix": alpha, "cutout": 0})
@@ -104,6 +104,7 @@ MEASURED: dict[str, Row] = {
     "rf-dlc-strong": (STRONG, {}),
     "rf-dlc-strong, cold refit, no shifts": (STRONG, {"warm_refit": False, "test_shift": 0}),
     "rf-dlc-strong, 200 epochs": (STRONG, {"epochs": 200}),
+    "rf-dlc-strong, 40 + 400 epochs": (STRONG, {"epochs": 40, "refit_epochs": 400}),
     "rf-dlc-strong, 8 particles": (STRONG, {"particles": 8}),
     **{  # from seconds to minutes
         f"{particles} particles, {epochs} epochs": (STRONG, {"particles": particles, "epochs": epochs, "warmup": 5})
