@@ -117,7 +117,7 @@ def _checks(found: "Inspection", warned: set[str]) -> Iterator[Any]:
         (found.across_labels, True, "no sample has two labels", "samples occur with more than one label"),
         (found.groups_across_splits, several, "no group is in two splits", "groups are in more than one split"),
         (found.broken, True, "every sample can be read", "files cannot be read"),
-        (data.skipped, bool(data.skipped), "", "broken files, lines or folders were skipped"),
+        (data.skipped, bool(data.skipped), "", "broken files, rows or folders were left out"),
     ]
     for wrong, made, fine, bad in checks:
         if made and wrong is not None:

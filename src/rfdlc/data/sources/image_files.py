@@ -232,7 +232,6 @@ def read_images(
         splits[split] = decoded.take(np.setdiff1d(np.arange(len(own)), [*wrong])) if wrong else decoded
     check_broken(gone, how.skip_broken)
     notes = [*notes, *([] if different == {(side, side)} else [_size_note(different, side, fit_note)])]
-    notes += [f"{len(gone)} broken files, lines or folders were skipped, the first: {gone[0]}"] if gone else []
     data = Dataset.of(name, class_names, splits, notes, normalisation)
     return replace(data, skipped=tuple(gone), resizing=resizing)
 
