@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 import rfdlc
 from rfdlc.data.dataset import Dataset, Split
@@ -34,6 +35,11 @@ def test_a_pair_in_memory_gets_a_test_split_and_says_so() -> None:
     assert np.allclose(data.normalisation.mean, data.train.array.mean(0), atol=1e-6)  # measured without the test part
     assert len(rfdlc.load((x, y), test_fraction=0).train) == 100
     assert (data.kind, data.input_shape) == ("features", (4,))
+
+
+def test_a_sparse_matrix_is_the_same_as_a_dense_one() -> None:
+    x, y = np.eye(4).repeat(5, 0), np.arange(4).repeat(5)
+    np.testing.assert_array_equal(rfdlc.load((csr_array(x), y)).train.array, rfdlc.load((x, y)).train.array)
 
 
 def test_splits_in_memory_with_text_labels() -> None:

@@ -251,6 +251,29 @@ def test_row_numbers_that_pandas_wrote_are_no_feature(tmp_path: Path) -> None:
     assert data.encoder.features == ("x",)
 
 
+def test_labels_beside_a_data_frame_are_those_of_a_column() -> None:
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"age": rng.normal(size=60), "ward": pandas.Categorical(rng.choice(["N", "S"], 60))})
+    labels = pandas.Series(rng.choice(["ill", "well"], 60))
+    expected, found = rfdlc.load(frame.assign(target=labels), target="target"), rfdlc.load((frame, labels))
+    assert found.encoder == expected.encoder
+    assert found.classes == expected.classes
+    for name, split in expected.splits.items():
+        np.testing.assert_array_equal(found.splits[name].array, split.array)
+        np.testing.assert_array_equal(found.splits[name].labels, split.labels)
+    parts = {"train": (frame[:40], labels[:40]), "test": (frame[40:], labels[40:])}
+    whole = rfdlc.load(frame.assign(target=labels, split=["train"] * 40 + ["test"] * 20), target="target")
+    np.testing.assert_array_equal(rfdlc.load(parts).test.array, whole.test.array)
+    for wrong, message in (
+        ((frame, labels[1:]), r"60 rows and labels of shape \(59,\)"),
+        ((frame.assign(target=1), labels), "column target beside labels"),
+        ({"train": parts["train"], "test": (frame[["age"]][40:], labels[40:])}, "differ in their columns: ward"),
+    ):
+        with pytest.raises(InputError, match=message):
+            rfdlc.load(wrong)
+
+
 def test_the_split_column_however_it_is_written(path: Path) -> None:
     expected = rfdlc.load(path)
     path.write_text(ROWS.replace("split", "Split"))

@@ -95,8 +95,9 @@ def load(
     Parameters
     ----------
     source : str, Path, tuple, dict, data frame or data set
-        A name (`digits-lt`), a path, `(X, y)`, a dict of splits or arrays, a data frame; a data set of Hugging Face or
-        torchvision, or any object with `len(data)` and `data[i]` -> (image or features, label), or a dict of these.
+        A name (`digits-lt`), a path, `(X, y)` of arrays or of a data frame and labels, a data frame with the classes in
+        a column, or a dict of splits or arrays; a data set of Hugging Face or torchvision, or any object with
+        `len(data)` and `data[i]` -> (image or features, label), or a dict of these.
     root : str or Path, optional
         The folder that contains a named data set or the path, by default the current folder; of a list or table of
         images, the folder that their paths are relative to, by default that of the list.
@@ -179,7 +180,7 @@ def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
     if not isinstance(source, str | Path):
         if items.holds_items(source):
             return (items.read_rows if items.is_table(source) else items.read), source
-        return (table.read if type(source).__name__ == "DataFrame" else arrays.from_memory), source
+        return (table.read if table.is_frame(source) else arrays.from_memory), source
     inside = expanded(root) or Path()
     path, names = locate(source, root), sorted(known_names())
     for each in SOURCES:

@@ -182,7 +182,8 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
-    found = by_split(name, {key: as_array(array) for key, array in arrays.items()})
+    dense = {key: array.toarray() if hasattr(array, "toarray") else array for key, array in arrays.items()}
+    found = by_split(name, {key: as_array(array) for key, array in dense.items()})
     whole = found.pop("", {})
     given_names = whole.pop("names", None)
     mixed = f"{name}: arrays with and without a split are mixed ({listing(arrays)}): expected {EXPECTED}"

@@ -30,11 +30,13 @@ from rfdlc.data.table import (
     strays_among,
     text_column,
 )  # fmt: skip
+from rfdlc.decide.classes import as_array
 from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import check_names, open_table, read_columns, split_name
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 TARGETS = ("target", "label", "class", "y")
+CLASS, SPLIT = "target", "split"  # columns of what is given beside a data frame
 LEAKS = (
     "column {0!r} {1}: if it is known only after the class, or made from it, leave it out "
     "(--drop {2}; in Python drop=[{0!r}])"
@@ -51,6 +53,7 @@ def read(
     """One row per sample; `target`, `groups`, `split`, `drop`, `time` name columns. Training rows give the encoding."""
     where = str(source) if isinstance(source, Path) else "data frame"
     table = read_columns(source, of_samples=True) if isinstance(source, Path) else _of_frame(source)
+    target = CLASS if isinstance(source, dict | tuple | list) else target
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
     target, found = check_roles(where, table, target, groups, split, time, *drop)
     if "column 1" in table:
@@ -112,9 +115,29 @@ def _codes(column: Column) -> NDArray[np.float64]:
     return np.fromiter((places.setdefault(text, len(places)) for text in column), np.float64, len(column))
 
 
-def _of_frame(frame: Any) -> Table:
-    check_names("data frame", [str(name) for name in frame.columns])
-    return frame_columns(frame)
+def is_frame(source: Any) -> bool:
+    """Whether this is a data frame, or `(X, y)` with a data frame X, or such pairs by split."""
+    each = source.values() if isinstance(source, dict) else [source]
+    pairs = [own[0] for own in each if isinstance(own, tuple | list) and len(own) == 2]
+    return all(type(own).__name__ == "DataFrame" for own in (pairs if pairs and len(pairs) == len(each) else [source]))
+
+
+def _of_frame(source: Any) -> Table:
+    """Columns of a data frame; with those of labels and splits that are given beside it."""
+    if not isinstance(source, dict | tuple | list):
+        check_names("data frame", [str(name) for name in source.columns])
+        return frame_columns(source)
+    parts = list[Table]()
+    for split, (frame, labels) in source.items() if isinstance(source, dict) else [("", source)]:
+        own, cells = _of_frame(frame), np.array(as_array(labels), dtype=object)
+        taken = [name for name in own if name in (CLASS, SPLIT)]
+        expect(not taken, f"data frame: column {listing(taken)} beside labels: rename or drop it")
+        told = f"data frame: {len(frame):,} rows and labels of shape {cells.shape}: expected one label per row"
+        expect(cells.shape == (len(frame),), told)
+        parts.append(own | {CLASS: cells} | ({SPLIT: np.full(len(frame), split, dtype=object)} if split else {}))
+    differ = f"data frames of splits differ in their columns: {listing(sorted(set(parts[0]) ^ set(parts[-1])))}"
+    expect(all(set(own) == set(parts[0]) for own in parts), differ)
+    return {name: np.concatenate([own[name] for own in parts]) for name in parts[0]}
 
 
 class TableRows:
