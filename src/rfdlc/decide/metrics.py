@@ -27,7 +27,7 @@ HEAD_FRACTIONS = (0.25, 0.5, 0.75)
 ECE_BINS = 15
 RESIDUE = 1e-14  # what rounding leaves of 0
 RESERVED = (  # attributes of Evaluation
-    "samples", "values", "uncertainty", "outcomes", "bootstrap", "calibration_overlap", "intervals",
+    "samples", "groups", "values", "uncertainty", "outcomes", "bootstrap", "calibration_overlap", "intervals",
     "flat", "rows", "to_dict", "promise",
 )  # fmt: skip
 
@@ -84,11 +84,18 @@ class Metric:
         return numbers.get(None, numbers)
 
     def estimates(self, outcomes: "Outcomes", times: int = 0, seed: int = 0) -> dict[str, Estimate]:
-        """Estimates by name as in `Evaluation.flat`; numbers are resampled within classes (`times`, `seed`)."""
-        found, rng, drawn = self._parts(outcomes), np.random.default_rng(seed), []
+        """Estimates by name as in `Evaluation.flat`; numbers are resampled within classes (`times`, `seed`).
+
+        Samples in groups are not independent: whole groups are resampled, and estimates are those `by_group`.
+        """
+        found, rng, drawn, groups = self._parts(outcomes), np.random.default_rng(seed), [], outcomes.sample_groups
         plain = [key for key, part in found.items() if not isinstance(part, Estimate)]
         for _ in track(range(times), "Resampling") if plain and self.resample else ():
-            drawn.append(self._parts(outcomes.take(intervals.within_classes(outcomes.targets, rng))))
+            alone, whole = intervals.within_classes, intervals.whole_groups
+            rows = alone(outcomes.targets, rng) if groups is None else whole(groups, rng)
+            drawn.append(self._parts(outcomes.take(rows)))
+        if groups is not None:
+            found |= {key: intervals.by_group(part, groups) for key, part in found.items() if key not in plain}
         for key in plain:
             found[key] = intervals.resampled(float(found[key]), np.array([float(each.get(key, NAN)) for each in drawn]))
         return {self.name if key is None else f"{self.name}.{key}": part for key, part in found.items()}
@@ -214,16 +221,24 @@ def _by_region(o: "Outcomes", values: Any, kind: str = "thirds") -> dict[str, An
 
 
 def _ece(o: "Outcomes", rows: Any = slice(None), debiased: bool = False) -> Estimate:
-    return intervals.calibration_gap(o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased)
+    found = intervals.calibration_gap(o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased)
+    return replace(found, alike=_spread(o, rows, found.alike))
+
+
+def _spread(o: "Outcomes", rows: Any, errors: Callable[[], Array] | None) -> Callable[[], Array] | None:
+    """Errors of some samples as those of all."""
+    if errors is None:
+        return None
+    each = np.zeros(len(o))
+    each[rows] = errors()
+    return lambda: each
 
 
 def _kept(o: "Outcomes", area: Callable[[Mask, Floats], Estimate]) -> Estimate:
     """An area of the samples that were decided for a class."""
     kept = o.decided >= 0
-    found, influence = area(o.correct[kept], o.certainty[kept]), np.zeros(len(o))
-    if found.influence is not None:
-        influence[kept] = found.influence()
-    return replace(found, influence=lambda: influence)
+    found = area(o.correct[kept], o.certainty[kept])
+    return replace(found, influence=_spread(o, kept, found.influence))
 
 
 def _macro_f1(o: "Outcomes") -> Estimate:
@@ -278,7 +293,7 @@ def _set_utility(o: "Outcomes") -> dict[str, Any]:
 def _coverage_by_class(o: "Outcomes") -> dict[str, Any]:
     if o.covered is None:
         return {}
-    return {o.classes.names[c]: mean(o.covered[o.targets == c]) for c in np.unique(o.targets)}
+    return {o.classes.names[c]: mean(np.where(o.targets == c, o.covered, NAN)) for c in np.unique(o.targets)}
 
 
 def _by_budget(o: "Outcomes") -> dict[float, Any]:
