@@ -105,10 +105,7 @@ def gain_over_argmax(result: Evaluation, predictions: Any, decider: Decider) -> 
 def compare_outcomes(
     a: Sequence[Outcomes], b: Sequence[Outcomes], names: tuple[str, str] = ("A", "B"), times: int = 300, seed: int = 0
 ) -> Comparison:
-    """Compare outcomes of the same samples in the same order, one per seed on each side.
-
-    Groups of samples are those of the first outcomes that have them.
-    """
+    """Compare outcomes of the same samples in the same order, one per seed on each side; the first groups count."""
     same = all(np.array_equal(a[0].targets, other.targets) for other in (*a, *b))
     expect(same, "the runs have different samples: expected the same ones in the same order, or ids without repeats")
     groups = next((o.sample_groups for o in (*a, *b) if o.sample_groups is not None), None)
@@ -125,7 +122,8 @@ def compare_outcomes(
     asked = {_likeness(row): distinct.pop(_likeness(row)) for row in rows if row.name == QUESTION}
     adjusted = asked | dict(zip(distinct, _holm(np.array(list(distinct.values()))), strict=True))
     differences = tuple(replace(_possible(row), p=float(adjusted[_likeness(row)])) for row in rows)
-    return Comparison(names, len(a[0]), (len(a), len(b)), differences, a[0].group_count)
+    count = None if groups is None else len(np.unique(groups))
+    return Comparison(names, len(a[0]), (len(a), len(b)), differences, count)
 
 
 def paired_difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] | None:

@@ -100,7 +100,8 @@ class Evaluation:
     @property
     def groups(self) -> int | None:
         """The number of groups that the samples come in, such as patients; None if they are independent."""
-        return None if self.outcomes is None else self.outcomes.group_count
+        groups = None if self.outcomes is None else self.outcomes.sample_groups
+        return None if groups is None else len(np.unique(groups))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self.values:

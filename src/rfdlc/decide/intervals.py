@@ -23,10 +23,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval, which is None where no honest one exists.
-
-    `interval` and `centre` take the design effect, by which variances grow where samples are not independent.
-    """
+    """A number with its interval, None where no honest one exists; both bounds follow a design effect on variances."""
 
     value: float
     interval: Callable[..., Interval | None] = lambda effect=1.0: None
@@ -158,15 +155,10 @@ def student(values: Array, effect: float = 1.0) -> Interval:
     size, gap, spread = len(values), values - values.mean(), values.std(ddof=1)
     if spread == 0:
         return float(values[0]), float(values[0])
-    half = special.stdtrit(_freedom(gap), (1 + LEVEL) / 2) * spread * np.sqrt(effect / size)
+    freedom = min(size - 1, max(2.0, 2 * size / max(1e-9, (gap**4).mean() / (gap**2).mean() ** 2 - 1)))
+    half = special.stdtrit(freedom, (1 + LEVEL) / 2) * spread * np.sqrt(effect / size)
     shift = np.clip(effect * (gap**3).mean() / (6 * spread**2 * size) * (1 + 2 * Z**2), -half, half)
     return float(values.mean() + shift - half), float(values.mean() + shift + half)
-
-
-def _freedom(gap: Array) -> float:
-    """Degrees of freedom of the variance of deviations from their mean."""
-    size = len(gap)
-    return float(min(size - 1, max(2.0, 2 * size / max(1e-9, (gap**4).mean() / (gap**2).mean() ** 2 - 1))))
 
 
 def ranking(value: float, influence: Array, correct: Mask) -> Estimate:
@@ -195,17 +187,14 @@ def calibration_gap(confidence: Array, right: Mask, place: Indices, debiased: bo
     plain = float(np.abs(np.bincount(place, weights=right - confidence)).sum() / size)
     inverted = cache(lambda effect: _inverted(confidence, right, place, effect))
     value = inverted(1.0)[1] if debiased else plain
-    certain = float(confidence.mean())
-    signed = mean(confidence - right, (certain - 1, certain))
 
     def interval(effect: float = 1.0) -> Interval | None:
-        distance, (low, _, high) = signed.interval(effect), inverted(effect)
-        return None if distance is None else (min(low, value), max(high, value, -distance[0], distance[1]))
+        certain = float(confidence.mean())
+        signed = mean(confidence - right, (certain - 1, certain)).interval(effect)
+        low, _, high = inverted(effect)
+        return None if signed is None else (min(low, value), max(high, value, -signed[0], signed[1]))
 
-    def centre(effect: float = 1.0) -> float:
-        return inverted(effect)[1] if inverted(effect)[0] > 0 else 0.0
-
-    return Estimate(value, interval, centre=centre, alike=signed.influence)
+    return Estimate(value, interval, centre=lambda effect=1.0: inverted(effect)[1] if inverted(effect)[0] > 0 else 0.0)
 
 
 def _inverted(confidence: Array, right: Mask, place: Indices, effect: float) -> tuple[float, float, float]:
@@ -244,17 +233,15 @@ def resampled(value: float, draws: Array) -> Estimate:
 
 
 def by_group(estimate: Estimate, groups: Indices) -> Estimate:
-    """An estimate whose samples come in groups (N,) that were drawn independently; within a group they may be alike.
+    """An estimate whose samples come in groups (N,), drawn independently; its influences become those of groups.
 
-    Variances grow by the design effect (Kish 1965): that of the sum over groups of what samples add to the error, as
-    a cluster bootstrap has it, over that of independent samples. It is never below 1; without any error it is that of
-    groups whose samples are all alike. Student's t allows for few groups. Influences become those of groups.
+    Variances grow by the design effect (Kish 1965): that of sums over groups of what samples add to the error, as a
+    cluster bootstrap finds it, with Student's t for few groups, over that of independent samples. It is at least 1.
+    Without any error, samples of a group are taken to be all alike.
 
     >>> right = np.array([1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1])
-    >>> [round(bound, 2) for bound in mean(right).interval()]
-    [0.47, 0.91]
-    >>> [round(bound, 2) for bound in by_group(mean(right), np.arange(12) // 3).interval()]
-    [0.05, 0.98]
+    >>> [[round(bound, 2) for bound in e.interval()] for e in (mean(right), by_group(mean(right), np.arange(12) // 3))]
+    [[0.47, 0.91], [0.05, 0.98]]
     """
     _, place, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     errors = estimate.influence or estimate.alike
@@ -262,12 +249,9 @@ def by_group(estimate: Estimate, groups: Indices) -> Estimate:
         return Estimate(estimate.value)
     if len(sizes) == len(groups):
         return estimate
-    each = errors()
-    sums: Array = np.bincount(place, each).astype(np.float64)
-    freedom = _freedom(sums - sums.mean()) if np.ptp(sums) > 0 else len(sizes) - 1
-    alone, alike = float(each @ each), float(sizes @ sizes / len(groups))
-    effect = max(1.0, float(sums.var(ddof=1)) * len(sizes) / alone) if alone > 0 else alike
-    effect *= float(special.stdtrit(freedom, (1 + LEVEL) / 2) / Z) ** 2
+    sums, alone = np.bincount(place, errors()).astype(np.float64), float(np.square(errors()).sum())
+    low, high = student(len(sizes) * sums)
+    effect = max(1.0, ((high - low) / 2 / Z) ** 2 / alone) if alone > 0 else float(sizes @ sizes / len(groups))
     return replace(
         estimate,
         interval=partial(estimate.interval, effect),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rfdlc.decide import intervals
 from rfdlc.decide.budgets import budget_curve
 from rfdlc.decide.classes import Indices
-from rfdlc.decide.intervals import NAN, Array, Estimate, Mask, group_shares, mean
+from rfdlc.decide.intervals import NAN, Array, Estimate, Mask, group_shares, mean, whole_groups, within_classes
 from rfdlc.decide.scores import PROBABILITY_FLOOR, Floats
 from rfdlc.errors import choose, expect
 from rfdlc.progress import track
@@ -84,15 +84,11 @@ class Metric:
         return numbers.get(None, numbers)
 
     def estimates(self, outcomes: "Outcomes", times: int = 0, seed: int = 0) -> dict[str, Estimate]:
-        """Estimates by name as in `Evaluation.flat`; numbers are resampled within classes (`times`, `seed`).
-
-        Samples in groups are not independent: whole groups are resampled, and estimates are those `by_group`.
-        """
+        """Estimates by name as in `Evaluation.flat`; numbers are resampled within classes, or by whole groups."""
         found, rng, drawn, groups = self._parts(outcomes), np.random.default_rng(seed), [], outcomes.sample_groups
         plain = [key for key, part in found.items() if not isinstance(part, Estimate)]
         for _ in track(range(times), "Resampling") if plain and self.resample else ():
-            alone, whole = intervals.within_classes, intervals.whole_groups
-            rows = alone(outcomes.targets, rng) if groups is None else whole(groups, rng)
+            rows = within_classes(outcomes.targets, rng) if groups is None else whole_groups(groups, rng)
             drawn.append(self._parts(outcomes.take(rows)))
         if groups is not None:
             found |= {key: intervals.by_group(part, groups) for key, part in found.items() if key not in plain}
@@ -220,25 +216,19 @@ def _by_region(o: "Outcomes", values: Any, kind: str = "thirds") -> dict[str, An
     return {name: np.where(rows, values, NAN) for name, rows in regions(o, kind)}
 
 
-def _ece(o: "Outcomes", rows: Any = slice(None), debiased: bool = False) -> Estimate:
+def _ece(o: "Outcomes", rows: Any = True, debiased: bool = False) -> Estimate:
+    rows = np.broadcast_to(rows, len(o))
     found = intervals.calibration_gap(o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased)
-    return replace(found, alike=_spread(o, rows, found.alike))
-
-
-def _spread(o: "Outcomes", rows: Any, errors: Callable[[], Array] | None) -> Callable[[], Array] | None:
-    """Errors of some samples as those of all."""
-    if errors is None:
-        return None
-    each = np.zeros(len(o))
-    each[rows] = errors()
-    return lambda: each
+    return replace(found, alike=mean(np.where(rows, o.confidence - o.right, NAN)).influence)
 
 
 def _kept(o: "Outcomes", area: Callable[[Mask, Floats], Estimate]) -> Estimate:
     """An area of the samples that were decided for a class."""
     kept = o.decided >= 0
-    found = area(o.correct[kept], o.certainty[kept])
-    return replace(found, influence=_spread(o, kept, found.influence))
+    found, influence = area(o.correct[kept], o.certainty[kept]), np.zeros(len(o))
+    if found.influence is not None:
+        influence[kept] = found.influence()
+    return replace(found, influence=lambda: influence)
 
 
 def _macro_f1(o: "Outcomes") -> Estimate:

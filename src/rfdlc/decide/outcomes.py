@@ -82,11 +82,6 @@ class Outcomes:
         return len(self.targets)
 
     @property
-    def group_count(self) -> int | None:
-        """The number of groups of samples; None if samples are independent."""
-        return None if self.sample_groups is None else len(np.unique(self.sample_groups))
-
-    @property
     def classes(self) -> Classes:
         """The classes, in the order that `targets` and `decided` index."""
         return self.utility.classes
