@@ -39,10 +39,33 @@ def test_every_sample_is_predicted_by_a_run_that_has_not_seen_it(tmp_path):
         own = model.decider.probabilities(model.predict(data.train.take(held)))
         np.testing.assert_allclose(found.predictions.scores.values[0, held], own, atol=1e-6)
         assert not set(data.train.groups[held]) & set(data.train.groups[fold != number])
+    assert found.evaluation.groups == 30
+    assert found.predictions.groups.tolist() == np.unique(data.train.groups, return_inverse=True)[1].tolist()
+    told = json.loads((out / "metrics.json").read_text())
+    assert [fold["groups"] for fold in told["folds"]] == [10, 10, 10]
     again = rfdlc.cross_validate(source, "ce", out, folds=3, data_options={"groups": "who"}, **SMALL)  # all is there
     np.testing.assert_array_equal(again.predictions.scores.values, found.predictions.scores.values)
     with pytest.raises(InputError, match="holds a cross-validation with other settings"):
         rfdlc.cross_validate(source, "ce", out, folds=2, data_options={"groups": "who"}, **SMALL)
+
+
+def test_commands_know_the_groups_of_a_run(tmp_path, monkeypatch):
+    source, run = grouped(tmp_path / "t.csv"), tmp_path / "run"
+    rfdlc.train(source, "ce", run, data_options={"groups": "who"}, hold_out=0.3, **SMALL)
+    data = rfdlc.load(source, groups="who")
+    test, held = (rfdlc.Predictions.load(run / name) for name in ("predictions.npz", "held-out.npz"))
+    who = {f"r{i}": i // 3 for i in range(90)}
+    for found in (test, held):
+        of = np.array([who[name] for name in found.ids])
+        np.testing.assert_array_equal(found.groups[:, None] == found.groups, of[:, None] == of)
+    assert json.loads((run / "metrics.json").read_text())["test"]["groups"] == len(set(data.test.groups))
+    fitted, fit = [], rfdlc.Decider.fit
+    monkeypatch.setattr(
+        rfdlc.Decider, "fit", lambda self, given, *more, **kw: fitted.append(given) or fit(self, given, *more, **kw)
+    )
+    evaluated = CliRunner().invoke(app, ["evaluate", str(run), "--calibration", "temperature"], catch_exceptions=False)
+    assert f"{len(test)} samples in {len(set(data.test.groups))} groups (intervals by group)" in evaluated.stdout
+    np.testing.assert_array_equal(fitted[0].groups, held.groups)
 
 
 def plain():

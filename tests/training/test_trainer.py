@@ -215,11 +215,13 @@ def test_calibration_knows_which_held_out_samples_belong_together(tmp_path, monk
     y[120:] = y[:120]
     who = np.arange(240) % 20 if grouped else np.arange(240) % 120
     train = Split(x + y[:, None], y, [str(i) for i in range(240)], who if grouped else None)
-    fitted, fit = [], rfdlc.Decider.fit
+    fitted, fit, parts = [], rfdlc.Decider.fit, []
 
     def watched(self, predictions, *given, groups=None, **options):
-        if isinstance(predictions, rfdlc.Predictions):  # and not folds for metrics
-            fitted.append((predictions.ids, groups))
+        if isinstance(predictions, rfdlc.Predictions):
+            fitted.append((predictions.ids, predictions.groups))
+        else:  # the other folds, for metrics
+            parts.append(groups)
         return fit(self, predictions, *given, groups=groups, **options)
 
     monkeypatch.setattr(rfdlc.Decider, "fit", watched)
@@ -229,6 +231,13 @@ def test_calibration_knows_which_held_out_samples_belong_together(tmp_path, monk
         same = who[ids.astype(int)]
         np.testing.assert_array_equal(groups[:, None] == groups, same[:, None] == same)
     assert len(fitted[-1][0]) == 240 or not how
+    held = rfdlc.Predictions.load(tmp_path / "run/held-out.npz")
+    np.testing.assert_array_equal(held.groups, fitted[-1][1])
+    sizes = np.bincount(held.groups)
+    seen = np.array([np.bincount(own, minlength=len(sizes)) for own in parts])  # (folds, groups)
+    assert len(parts) == min(5, len(sizes))
+    assert ((seen == 0).sum(axis=0) == 1).all()
+    assert ((seen == 0) | (seen == sizes)).all()
 
 
 @pytest.mark.parametrize("grouped", [True, False])

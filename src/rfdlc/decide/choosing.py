@@ -51,7 +51,7 @@ def for_any_prior(shares: dict[str, float], targets: Indices, classes: int) -> d
     return {name: share / sum(kept.values()) for name, share in kept.items()}
 
 
-def grouped_folds(targets: Indices, groups: NDArray[Any]) -> Indices:
+def grouped_folds(targets: Indices, groups: NDArray[Any], folds: int = FOLDS) -> Indices:
     """The fold (N,) of each sample: whole groups, the largest first, each where its classes are rarest so far.
 
     There are as many folds as groups if these are few.
@@ -62,7 +62,7 @@ def grouped_folds(targets: Indices, groups: NDArray[Any]) -> Indices:
     _, classes, counts = np.unique(targets, return_inverse=True, return_counts=True)
     _, numbers, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(numbers, kind="stable"), np.cumsum(sizes)[:-1])
-    filled = np.zeros((min(FOLDS, len(sizes)), len(counts)))  # shares of classes
+    filled = np.zeros((min(folds, len(sizes)), len(counts)))  # shares of classes
     fold = np.empty(len(targets), dtype=np.int64)
     for rows in sorted(members, key=len, reverse=True):
         share = np.bincount(classes[rows], minlength=len(counts)) / counts

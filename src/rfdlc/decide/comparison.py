@@ -8,7 +8,7 @@ import numpy as np
 from scipy import special
 
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import ANSWERED, Evaluation, entries, rich_table
+from rfdlc.decide.evaluation import ANSWERED, Evaluation, counted_samples, entries, rich_table
 from rfdlc.decide.intervals import LEVEL, Array, Z, student
 from rfdlc.decide.metrics import METRICS, measure, readable
 from rfdlc.decide.outcomes import Outcomes, observe
@@ -37,13 +37,15 @@ class Comparison:
     """Paired differences b - a with 95% intervals.
 
     The test samples are the same on both sides. Intervals are about other test samples and, with several seeds, other
-    seeds; with one seed per side, the two models are held fixed. Intervals are for one metric at a time.
+    seeds; with one seed per side, the two models are held fixed. Intervals are for one metric at a time. Of samples in
+    `groups`, such as patients, they are about other groups.
     """
 
     names: tuple[str, str]
     samples: int
     seeds: tuple[int, int]
     differences: tuple[Difference, ...]
+    groups: int | None = None
 
     def __getitem__(self, name: str) -> Difference:
         return next(found for found in self.differences if found.name == name)
@@ -82,7 +84,8 @@ class Comparison:
         beside = "; that of the question is not" if asked else ""
         note = f"p adjusted for {distinct} different comparisons (Holm){beside}; * below {SIGNIFICANCE}"
         columns = ("metric", *self.names, "difference", f"{LEVEL:.0%} interval", "p")
-        return rich_table(f"{self.samples:,} paired samples, {held}", columns, self.rows(), note)
+        title = f"{counted_samples(self.samples, self.groups, 'paired samples')}, {held}"
+        return rich_table(title, columns, self.rows(), note)
 
 
 def gain_over_argmax(result: Evaluation, predictions: Any, decider: Decider) -> Difference | None:
@@ -102,9 +105,12 @@ def gain_over_argmax(result: Evaluation, predictions: Any, decider: Decider) -> 
 def compare_outcomes(
     a: Sequence[Outcomes], b: Sequence[Outcomes], names: tuple[str, str] = ("A", "B"), times: int = 300, seed: int = 0
 ) -> Comparison:
-    """Compare outcomes of the same samples in the same order, one per seed on each side."""
+    """Compare outcomes of the same samples in the same order, one per seed on each side; the first groups count."""
     same = all(np.array_equal(a[0].targets, other.targets) for other in (*a, *b))
     expect(same, "the runs have different samples: expected the same ones in the same order, or ids without repeats")
+    groups = next((o.sample_groups for o in (*a, *b) if o.sample_groups is not None), None)
+    if groups is not None:
+        a, b = ([replace(o, sample_groups=groups) for o in side] for side in (a, b))
     labels = {entry.name: entry.full_label for entry in entries(measure(a[0]))}
     rows = []
     for metric in METRICS.values():
@@ -116,7 +122,8 @@ def compare_outcomes(
     asked = {_likeness(row): distinct.pop(_likeness(row)) for row in rows if row.name == QUESTION}
     adjusted = asked | dict(zip(distinct, _holm(np.array(list(distinct.values()))), strict=True))
     differences = tuple(replace(_possible(row), p=float(adjusted[_likeness(row)])) for row in rows)
-    return Comparison(names, len(a[0]), (len(a), len(b)), differences)
+    count = None if groups is None else len(np.unique(groups))
+    return Comparison(names, len(a[0]), (len(a), len(b)), differences, count)
 
 
 def paired_difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] | None:

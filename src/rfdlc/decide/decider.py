@@ -124,14 +124,14 @@ class Decider:
         """Return a decider that is calibrated on held-out scores and labels.
 
         `balanced` gives every class the same total weight; a sample with `sample_weight` 2 counts as two. With `groups`
-        (N,), such as sites or patients, "auto" compares calibrators on groups that they were not fitted to. Fitting
-        again starts from the scores: nothing is ever calibrated or corrected twice.
+        (N,), such as patients, or those of predictions, "auto" compares calibrators on groups that they were not fitted
+        to. Fitting again starts from the scores: nothing is ever calibrated or corrected twice.
         """
         checked, y = self.read_labelled(scores, targets, logits)
         expect(not checked.corrected, wording.CORRECTED_TWICE)
         counts, context = self.utility.classes.counts, {"balanced": balanced, "train_prior": self.train_prior}
         context["sample_weight"] = None if sample_weight is None else as_weights(sample_weight, "sample_weight", len(y))
-        context["groups"] = None if groups is None else as_groups(groups, len(y))
+        context["groups"] = checked.groups if groups is None else as_groups(groups, len(y))
         context |= {"target_prior": self.target_prior, "training_counts": None if counts is None else np.array(counts)}
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
         fitted = joint = None

@@ -71,6 +71,7 @@ class Evaluation:
         Share of the samples that calibrated the decider which are among these samples; 0 is wanted.
     intervals : dict
         95% intervals by name as in `flat()`, about other test samples: the model and its calibration are held fixed.
+        Of samples in groups they are about other groups.
 
     Examples
     --------
@@ -96,6 +97,12 @@ class Evaluation:
         bounds = {name: estimate.interval() for each in estimates for name, estimate in each.items()}
         return {name: found for name, found in bounds.items() if found is not None}
 
+    @property
+    def groups(self) -> int | None:
+        """The number of groups that the samples come in, such as patients; None if they are independent."""
+        groups = None if self.outcomes is None else self.outcomes.sample_groups
+        return None if groups is None else len(np.unique(groups))
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self.values:
             raise AttributeError(f"an evaluation has no {name!r}; it has {', '.join(METRICS)}")
@@ -111,6 +118,7 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Plain tables ready for JSON; a metric that is not defined is None."""
         named = {"samples": self.samples, **self.values, "uncertainty": self.uncertainty, "intervals": self.intervals}
+        named |= {} if self.groups is None else {"groups": self.groups}
         plain: dict[str, Any] = _plain(named | {"calibration_overlap": self.calibration_overlap})
         return plain
 
@@ -153,10 +161,16 @@ class Evaluation:
         rows = self.rows()
         width = max(len(label) for label, _, _ in rows)
         lines = [f"{label.ljust(width)}  {value.rjust(8)}  {interval}".rstrip() for label, value, interval in rows]
-        return "\n".join([f"{self.samples:,} samples", *lines])
+        return "\n".join([counted_samples(self.samples, self.groups), *lines])
 
     def __rich__(self) -> Any:
-        return rich_table(f"{self.samples:,} samples", ("metric", "value", f"{LEVEL:.0%} interval"), self.rows())
+        title, columns = counted_samples(self.samples, self.groups), ("metric", "value", f"{LEVEL:.0%} interval")
+        return rich_table(title, columns, self.rows())
+
+
+def counted_samples(samples: int, groups: int | None, kind: str = "samples") -> str:
+    """What a table is about, in words; intervals of samples in groups are about other groups."""
+    return f"{samples:,} {kind}" + ("" if groups is None else f" in {groups:,} groups (intervals by group)")
 
 
 def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> Any:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rfdlc.decide.choosing import grouped_folds
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.scores import Floats, Scores
 
@@ -13,19 +14,21 @@ if TYPE_CHECKING:
 
 
 def out_of_fold(decider: "Decider", scores: Scores, y: Indices, *, folds: int = 5, balanced: bool = False) -> Floats:
-    """Corrected probabilities (N, C), each row by a calibration that was fitted without it."""
+    """Corrected probabilities (N, C), each row by a calibration that was fitted without it, and without its group."""
     if decider.fitted is None or not 0 < 2 * folds <= len(y):
         return np.concatenate([p for _, p in decider.stream(scores)])
-    order = np.lexsort((np.random.default_rng(0).random(len(y)), y))
-    fold = np.empty(len(y), dtype=np.int64)
-    fold[order] = np.arange(len(y)) % folds  # every class is spread over the folds
-    parts = []
+    fold, groups = np.empty(len(y), dtype=np.int64), scores.groups
+    fold[np.lexsort((np.random.default_rng(0).random(len(y)), y))] = np.arange(len(y)) % folds  # stratified
+    if groups is not None and np.ptp(groups):  # of a single group, samples are all that can be held out
+        fold = grouped_folds(y, groups, folds)
+    numbers, parts = np.unique(fold), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about few samples: the decider itself was fitted to all of them
-        for k in range(folds):
-            inside, outside = fold == k, fold != k
-            fitted = decider.fit(scores.values[:, outside], y[outside], logits=scores.logits, balanced=balanced)
+        for k in numbers:
+            inside, outside, known = fold == k, fold != k, {"logits": scores.logits, "balanced": balanced}
+            own = None if groups is None else groups[outside]
+            fitted = decider.fit(scores.values[:, outside], y[outside], **known, groups=own)
             if decider.decided_prior is not None and fitted.effective_prior is not None:
                 fitted = fitted.replace(target_prior=decider.decided_prior)  # however the decider itself was weighted
             parts += [p for _, p in fitted.stream(fitted.read(scores.values[:, inside], scores.logits))]
-    return np.concatenate(parts)[np.argsort(np.concatenate([np.flatnonzero(fold == k) for k in range(folds)]))]
+    return np.concatenate(parts)[np.argsort(np.concatenate([np.flatnonzero(fold == k) for k in numbers]))]

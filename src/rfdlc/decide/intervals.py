@@ -1,8 +1,8 @@
 """Estimates with 95% intervals, about other test samples of the same population; model and decider are held fixed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,15 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval, which is None where no honest one exists."""
+    """A number with its interval, None where no honest one exists; both bounds follow a design effect on variances."""
 
     value: float
-    interval: Callable[[], Interval | None] = lambda: None
+    interval: Callable[..., Interval | None] = lambda effect=1.0: None
     influence: Callable[[], Array] | None = None  # what each sample adds to the error of the value
     unseen: float | None = None  # variance of a sample more that differs; None if influences do not tell everything
-    centre: Callable[[], float] | None = None  # what the interval is about, where that is not the value
+    centre: Callable[..., float] | None = None  # what the interval is about, where that is not the value
     parts: tuple[Indices, Array] | None = None  # of a mean over groups: samples and value of each
+    alike: Callable[[], Array] | None = None  # errors of samples that tell the design effect, if influences do not
 
 
 def wilson(share: Any, samples: Any) -> tuple[Any, Any]:
@@ -67,14 +68,14 @@ def group_shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lamb
     def sums(values: Array) -> Array:  # over the groups of each sample
         return np.asarray(np.where(inside, values[groups], 0).sum(axis=0))
 
-    def interval() -> Interval | None:
+    def interval(effect: float = 1.0) -> Interval | None:
         if samples.sum() < FEWEST_HITS:
             return None
         near, step = (share * samples + 1) / (samples + 2), 1e-3
         curved = (scale(near + step) - 2 * scale(near) + scale(near - step)) / step**2
-        bias = float(np.mean((curved * near * (1 - near) / 2 / present)[seen]))
+        bias = effect * float(np.mean((curved * near * (1 - near) / 2 / present)[seen]))
         halves = []
-        for bound in wilson(share, present):
+        for bound in wilson(share, present / effect):
             distance = np.abs(scale(bound) - scale(share)) / np.sqrt(present) / seen.sum()
             halves.append(float(np.linalg.norm(sums(distance))))
         low, high = value - bias - halves[0], value - bias + halves[1]
@@ -95,10 +96,13 @@ def smallest_share(groups: Indices, hits: Mask) -> Estimate:
     n, hit = samples[samples > 0], hit[samples > 0]
     if not len(n):
         return Estimate(NAN)
-    outside = (1 - LEVEL) / 2 / len(n)  # Bonferroni
-    low = special.betaincinv(np.maximum(hit, 1e-9), n - hit + 1, outside).min()
-    high = special.betaincinv(hit + 1, np.maximum(n - hit, 1e-9), 1 - outside).min()
-    return Estimate(float((hit / n).min()), lambda: (float(low), float(high)))
+
+    def interval(effect: float = 1.0) -> Interval:
+        outside, hits, misses = (1 - LEVEL) / 2 / len(n), hit / effect, (n - hit) / effect  # Bonferroni
+        low = special.betaincinv(np.maximum(hits, 1e-9), misses + 1, outside).min()
+        return float(low), float(special.betaincinv(hits + 1, np.maximum(misses, 1e-9), 1 - outside).min())
+
+    return Estimate(float((hit / n).min()), interval, alike=group_shares(groups[None], hits[None]).influence)
 
 
 def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, differs: float = 1.0) -> Estimate:
@@ -114,28 +118,29 @@ def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, differs:
         return group_shares(np.where(counts, 0, -1)[None], values[None] == 1)
     value = float(known.mean())
 
-    def interval() -> Interval | None:
+    def interval(effect: float = 1.0) -> Interval | None:
         if size < FEWEST or (np.ptp(known) == 0 if ends is None else ends[1] - ends[0] < 1e-12):
             return None  # nothing is known about the spread, or the value is certain
         if ends is None:
-            return student(known)
-        low, high = distances((known - value) / size, (value - ends[0]) / size, (ends[1] - value) / size)
+            return student(known, effect)
+        low, high = distances((known - value) / size, (value - ends[0]) / size, (ends[1] - value) / size, effect)
         return float(max(ends[0], value - low)), float(min(ends[1], value + high))
 
     unseen = 0.0 if ends is None else (differs * (ends[1] - ends[0]) / size) ** 2 / 2
     return Estimate(value, interval, lambda: np.nan_to_num(values - value) / size, unseen)
 
 
-def distances(influence: Array, down: float, up: float) -> Interval:
+def distances(influence: Array, down: float, up: float, effect: float = 1.0) -> Interval:
     """How far the bounds lie below and above an estimate, by what each sample adds to its error.
 
     Sums of positive and of negative parts are as gamma distributed as weighted counts (Fay and Feuer 1997), with half
-    a sample more (Jeffreys' prior) of weight `up` or `down`; both are joined by Zou and Donner (2008).
+    a sample more (Jeffreys' prior) of weight `up` or `down`; both are joined by Zou and Donner (2008). By a design
+    effect, samples are fewer and weigh more.
     """
     sides = []
-    for sign, unseen in ((1, up), (-1, down)):
+    for sign, unseen in ((1, effect * up), (-1, effect * down)):
         parts = np.maximum(sign * influence, 0)
-        total, variance = float(parts.sum()), float(parts @ parts) + unseen**2 / 2
+        total, variance = float(parts.sum()), effect * float(parts @ parts) + unseen**2 / 2
         if variance == 0:
             sides.append((0.0, 0.0))
             continue
@@ -145,25 +150,26 @@ def distances(influence: Array, down: float, up: float) -> Interval:
     return float(np.hypot(sides[0][0], sides[1][1])), float(np.hypot(sides[0][1], sides[1][0]))
 
 
-def student(values: Array) -> Interval:
+def student(values: Array, effect: float = 1.0) -> Interval:
     """Student's t, with the degrees of freedom that kurtosis leaves, and shifted for skewness (Johnson 1978)."""
     size, gap, spread = len(values), values - values.mean(), values.std(ddof=1)
     if spread == 0:
         return float(values[0]), float(values[0])
     freedom = min(size - 1, max(2.0, 2 * size / max(1e-9, (gap**4).mean() / (gap**2).mean() ** 2 - 1)))
-    half = special.stdtrit(freedom, (1 + LEVEL) / 2) * spread / np.sqrt(size)
-    shift = np.clip((gap**3).mean() / (6 * spread**2 * size) * (1 + 2 * Z**2), -half, half)
+    half = special.stdtrit(freedom, (1 + LEVEL) / 2) * spread * np.sqrt(effect / size)
+    shift = np.clip(effect * (gap**3).mean() / (6 * spread**2 * size) * (1 + 2 * Z**2), -half, half)
     return float(values.mean() + shift - half), float(values.mean() + shift + half)
 
 
 def ranking(value: float, influence: Array, correct: Mask) -> Estimate:
     """A number between 0 and 1 that tells how a confidence ranks correct before wrong decisions; t of its logit."""
 
-    def interval() -> Interval | None:
+    def interval(effect: float = 1.0) -> Interval | None:
         fewest = min(int(correct.sum()), int((~correct).sum()))
         if fewest < FEWEST_ERRORS or not 0 < value < 1:
             return None
         error = special.stdtrit(fewest, (1 + LEVEL) / 2) * np.linalg.norm(influence) / (value * (1 - value))
+        error *= np.sqrt(effect)
         return float(special.expit(special.logit(value) - error)), float(special.expit(special.logit(value) + error))
 
     return Estimate(value, interval, lambda: influence, 0.0)
@@ -179,19 +185,19 @@ def calibration_gap(confidence: Array, right: Mask, place: Indices, debiased: bo
     if not size:
         return Estimate(NAN)
     plain = float(np.abs(np.bincount(place, weights=right - confidence)).sum() / size)
-    inverted = cache(lambda: _inverted(confidence, right, place))
-    value = inverted()[1] if debiased else plain
+    inverted = cache(lambda effect: _inverted(confidence, right, place, effect))
+    value = inverted(1.0)[1] if debiased else plain
 
-    def interval() -> Interval | None:
+    def interval(effect: float = 1.0) -> Interval | None:
         certain = float(confidence.mean())
-        signed = mean(confidence - right, (certain - 1, certain)).interval()
-        low, _, high = inverted()
+        signed = mean(confidence - right, (certain - 1, certain)).interval(effect)
+        low, _, high = inverted(effect)
         return None if signed is None else (min(low, value), max(high, value, -signed[0], signed[1]))
 
-    return Estimate(value, interval, centre=lambda: inverted()[1] if inverted()[0] > 0 else 0.0)
+    return Estimate(value, interval, centre=lambda effect=1.0: inverted(effect)[1] if inverted(effect)[0] > 0 else 0.0)
 
 
-def _inverted(confidence: Array, right: Mask, place: Indices) -> tuple[float, float, float]:
+def _inverted(confidence: Array, right: Mask, place: Indices, effect: float) -> tuple[float, float, float]:
     """Lower bound, median-unbiased estimate and upper bound of the calibration error, by inverting tests.
 
     True gaps are taken to be k times the observed ones, which are drawn towards their mean by ten samples. For each k,
@@ -203,7 +209,7 @@ def _inverted(confidence: Array, right: Mask, place: Indices) -> tuple[float, fl
     hits, total = (np.bincount(place, weights=weights)[samples > 0] for weights in (right, confidence))
     gap = ((hits - total) + SMOOTHING * (hits - total).sum() / size) / (n + SMOOTHING)
     accuracy = np.clip(total / n + np.linspace(0, 3, 61)[:, None] * gap, 0, 1)  # (K, bins)
-    noise = np.random.default_rng(0).normal(size=(DRAWS, 1, len(n))) * np.sqrt(n * accuracy * (1 - accuracy))
+    noise = np.random.default_rng(0).normal(size=(DRAWS, 1, len(n))) * np.sqrt(effect * n * accuracy * (1 - accuracy))
     drawn = np.clip(np.rint(n * accuracy + noise), 0, n)  # binomial, nearly
     simulated, observed = np.abs(drawn - total).sum(axis=2) / size, np.abs(hits - total).sum() / size
     below = (simulated < observed).mean(axis=0) + (simulated == observed).mean(axis=0) / 2
@@ -224,6 +230,42 @@ def resampled(value: float, draws: Array) -> Estimate:
     if not known.any():
         return Estimate(value)
     return Estimate(value, interval, lambda: np.nan_to_num(draws - draws[known].mean()))
+
+
+def by_group(estimate: Estimate, groups: Indices) -> Estimate:
+    """An estimate whose samples come in groups (N,), drawn independently; its influences become those of groups.
+
+    Variances grow by the design effect (Kish 1965): that of sums over groups of what samples add to the error, as a
+    cluster bootstrap finds it, with Student's t for few groups, over that of independent samples. It is at least 1.
+    Without any error, samples of a group are taken to be all alike.
+
+    >>> right = np.array([1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1])
+    >>> [[round(bound, 2) for bound in e.interval()] for e in (mean(right), by_group(mean(right), np.arange(12) // 3))]
+    [[0.47, 0.91], [0.05, 0.98]]
+    """
+    _, place, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    errors = estimate.influence or estimate.alike
+    if errors is None or len(sizes) < 2 or np.isnan(estimate.value):
+        return Estimate(estimate.value)
+    if len(sizes) == len(groups):
+        return estimate
+    sums, alone = np.bincount(place, errors()).astype(np.float64), float(np.square(errors()).sum())
+    low, high = student(len(sizes) * sums)
+    effect = max(1.0, ((high - low) / 2 / Z) ** 2 / alone) if alone > 0 else float(sizes @ sizes / len(groups))
+    return replace(
+        estimate,
+        interval=partial(estimate.interval, effect),
+        influence=None if estimate.influence is None else lambda: sums,
+        unseen=None if estimate.unseen is None else effect * estimate.unseen,
+        centre=None if estimate.centre is None else partial(estimate.centre, effect),
+    )
+
+
+def whole_groups(groups: Indices, rng: np.random.Generator) -> Indices:
+    """Positions of groups drawn with replacement, as many as there are, each with all of its samples."""
+    order, sizes = np.argsort(groups, kind="stable"), np.unique(groups, return_counts=True)[1]
+    members = np.split(order, np.cumsum(sizes)[:-1])
+    return np.concatenate([members[g] for g in rng.integers(0, len(sizes), len(sizes))])
 
 
 def within_classes(targets: Indices, rng: np.random.Generator) -> Indices:

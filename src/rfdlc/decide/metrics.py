@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rfdlc.decide import intervals
 from rfdlc.decide.budgets import budget_curve
 from rfdlc.decide.classes import Indices
-from rfdlc.decide.intervals import NAN, Array, Estimate, Mask, group_shares, mean
+from rfdlc.decide.intervals import NAN, Array, Estimate, Mask, group_shares, mean, whole_groups, within_classes
 from rfdlc.decide.scores import PROBABILITY_FLOOR, Floats
 from rfdlc.errors import choose, expect
 from rfdlc.progress import track
@@ -27,7 +27,7 @@ HEAD_FRACTIONS = (0.25, 0.5, 0.75)
 ECE_BINS = 15
 RESIDUE = 1e-14  # what rounding leaves of 0
 RESERVED = (  # attributes of Evaluation
-    "samples", "values", "uncertainty", "outcomes", "bootstrap", "calibration_overlap", "intervals",
+    "samples", "groups", "values", "uncertainty", "outcomes", "bootstrap", "calibration_overlap", "intervals",
     "flat", "rows", "to_dict", "promise",
 )  # fmt: skip
 
@@ -84,11 +84,14 @@ class Metric:
         return numbers.get(None, numbers)
 
     def estimates(self, outcomes: "Outcomes", times: int = 0, seed: int = 0) -> dict[str, Estimate]:
-        """Estimates by name as in `Evaluation.flat`; numbers are resampled within classes (`times`, `seed`)."""
-        found, rng, drawn = self._parts(outcomes), np.random.default_rng(seed), []
+        """Estimates by name as in `Evaluation.flat`; numbers are resampled within classes, or by whole groups."""
+        found, rng, drawn, groups = self._parts(outcomes), np.random.default_rng(seed), [], outcomes.sample_groups
         plain = [key for key, part in found.items() if not isinstance(part, Estimate)]
         for _ in track(range(times), "Resampling") if plain and self.resample else ():
-            drawn.append(self._parts(outcomes.take(intervals.within_classes(outcomes.targets, rng))))
+            rows = within_classes(outcomes.targets, rng) if groups is None else whole_groups(groups, rng)
+            drawn.append(self._parts(outcomes.take(rows)))
+        if groups is not None:
+            found |= {key: intervals.by_group(part, groups) for key, part in found.items() if key not in plain}
         for key in plain:
             found[key] = intervals.resampled(float(found[key]), np.array([float(each.get(key, NAN)) for each in drawn]))
         return {self.name if key is None else f"{self.name}.{key}": part for key, part in found.items()}
@@ -213,8 +216,10 @@ def _by_region(o: "Outcomes", values: Any, kind: str = "thirds") -> dict[str, An
     return {name: np.where(rows, values, NAN) for name, rows in regions(o, kind)}
 
 
-def _ece(o: "Outcomes", rows: Any = slice(None), debiased: bool = False) -> Estimate:
-    return intervals.calibration_gap(o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased)
+def _ece(o: "Outcomes", rows: Any = True, debiased: bool = False) -> Estimate:
+    rows = np.broadcast_to(rows, len(o))
+    found = intervals.calibration_gap(o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased)
+    return replace(found, alike=mean(np.where(rows, o.confidence - o.right, NAN)).influence)
 
 
 def _kept(o: "Outcomes", area: Callable[[Mask, Floats], Estimate]) -> Estimate:
@@ -278,7 +283,7 @@ def _set_utility(o: "Outcomes") -> dict[str, Any]:
 def _coverage_by_class(o: "Outcomes") -> dict[str, Any]:
     if o.covered is None:
         return {}
-    return {o.classes.names[c]: mean(o.covered[o.targets == c]) for c in np.unique(o.targets)}
+    return {o.classes.names[c]: mean(np.where(o.targets == c, o.covered, NAN)) for c in np.unique(o.targets)}
 
 
 def _by_budget(o: "Outcomes") -> dict[float, Any]:

@@ -21,7 +21,7 @@ from rfdlc.errors import expect
 PROBABILITY_COLUMNS = ("likeliest", "confidence", "certainty", "expected", "entropy", "brier", "nll")
 ROUNDING = 1e-6  # of a sum of 32-bit probabilities
 SET_COLUMNS = ("covered", "set_size", "set_value")
-COLUMNS = ("targets", "actions", "decided", *PROBABILITY_COLUMNS, *SET_COLUMNS)
+COLUMNS = ("targets", "actions", "decided", *PROBABILITY_COLUMNS, *SET_COLUMNS, "sample_groups")
 # What ranks samples for error detection, from the probabilities and the scores of a chunk; None if it needs others.
 UNCERTAINTIES: dict[str, Callable[[Floats, Floats, bool], Floats] | None] = {
     "decision-probability": None,
@@ -54,6 +54,7 @@ class Outcomes:
     covered: NDArray[np.bool_] | None = None  # whether the set contains the true class; None without sets
     set_size: Indices | None = None  # classes in the set
     set_value: Floats | None = None  # what the set is worth for the true class, of sets by expected utility
+    sample_groups: Indices | None = None  # what samples belong to, such as a patient; None if they are independent
 
     @classmethod
     def of(
@@ -143,7 +144,8 @@ def observe(scores: Scores, y: Indices, decider: Decider, kind: str = "decision-
             if isinstance(decider.sets, SetUtility):
                 found = replace(found, set_value=decider.sets.realised(sets, p, y[rows], decider.utility))
         parts.append(found)
-    return _joined(parts, lambda: np.concatenate([p for _, p in decider.stream(scores)]))
+    joined = _joined(parts, lambda: np.concatenate([p for _, p in decider.stream(scores)]))
+    return replace(joined, sample_groups=scores.groups)
 
 
 def _joined(parts: Sequence[Outcomes], load: Callable[[], Any]) -> Outcomes:
@@ -154,7 +156,7 @@ def _joined(parts: Sequence[Outcomes], load: Callable[[], Any]) -> Outcomes:
 
 
 def cross_fitted(predictions: Any, decider: Decider, *, folds: int = 5, balanced: bool = False) -> Outcomes:
-    """Outcomes of held-out samples, each decided with a calibration that was fitted without it."""
+    """Outcomes of held-out samples, each decided with a calibration that was fitted without it and its group."""
     scores, y = decider.read_labelled(predictions, None)
     p = out_of_fold(decider, scores, y, folds=folds, balanced=balanced)
-    return Outcomes.of(decider.utility, y, decider.decide_probabilities(p), p)
+    return replace(Outcomes.of(decider.utility, y, decider.decide_probabilities(p), p), sample_groups=scores.groups)

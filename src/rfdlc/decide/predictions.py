@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
+from rfdlc.decide.priors import as_groups
 from rfdlc.decide.scores import BOOK_KEEPING, KIND, Scores, as_scores, class_columns, column_order, correction
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import OBJECTS, array_of, open_npz, parse_json, runs_inside
@@ -24,6 +25,7 @@ KEYS = {
     "classes": ("classes", "names"),
     "uncertainty": ("uncertainty",),
     "unfamiliarity": ("unfamiliarity",),
+    "groups": ("groups",),
     "corrected": ("corrected",),
 }
 UNNAMED = (
@@ -49,6 +51,8 @@ class Predictions:
         The model's own uncertainty of each sample, larger for less sure.
     unfamiliarity : array-like of shape (n_samples,), optional
         How far each sample is from the training data, such as a `FeatureDistance`; larger for less familiar.
+    groups : array-like of shape (n_samples,), optional
+        What samples belong to, such as a patient or a site: folds keep groups whole, and intervals are about new ones.
     corrected : bool or str, default False
         Whether the probabilities are calibrated and corrected already: a Decider that would do so again refuses them.
         Text, as in tables of `rfdlc predict`, says for which class prior.
@@ -69,7 +73,7 @@ class Predictions:
         self, *, logits: ArrayLike | None = None, probabilities: ArrayLike | None = None,
         targets: ArrayLike | None = None, ids: Sequence[str] | NDArray[Any] | None = None,
         classes: Classes | Sequence[str] | None = None, uncertainty: ArrayLike | None = None,
-        unfamiliarity: ArrayLike | None = None, corrected: bool | str = False,
+        unfamiliarity: ArrayLike | None = None, groups: ArrayLike | None = None, corrected: bool | str = False,
     ) -> None:  # fmt: skip
         one = (logits is None) != (probabilities is None)
         expect(one, "predictions hold either logits or probabilities: expected exactly one of the two")
@@ -88,7 +92,8 @@ class Predictions:
             shape = None if values is None else values.shape
             fits = shape in (None, (len(self),))
             expect(fits, f"{what} have shape {shape} for {len(self)} samples: expected one per sample")
-        own: dict[str, Any] = {"ids": self.ids, "unfamiliarity": self.unfamiliarity}
+        self.groups: Indices | None = None if groups is None else as_groups(groups, len(self))
+        own: dict[str, Any] = {"ids": self.ids, "unfamiliarity": self.unfamiliarity, "groups": self.groups}
         self.scores = replace(self.scores, corrected=corrected or self.scores.corrected, **own)
 
     def __len__(self) -> int:
@@ -117,7 +122,7 @@ class Predictions:
             place, order = classes.encode(list(self.classes.names)), self.classes.encode(list(classes.names))
             values, targets = values[:, :, order], None if targets is None else place[targets]
         known = {"targets": targets, "ids": self.ids, "uncertainty": self.uncertainty}
-        known["unfamiliarity"] = self.unfamiliarity
+        known |= {"unfamiliarity": self.unfamiliarity, "groups": self.groups}
         return Predictions(**{self._kind: values}, **known, classes=classes, corrected=self.scores.corrected)
 
     def save(self, path: str | Path) -> None:
@@ -129,6 +134,7 @@ class Predictions:
             "ids": self.ids,
             "uncertainty": self.uncertainty,
             "unfamiliarity": self.unfamiliarity,
+            "groups": self.groups,
             "corrected": np.array(self.scores.corrected) if self.scores.corrected else None,
         }
         with open(path, "wb") as file:
@@ -143,9 +149,9 @@ class Predictions:
 
         Tables have one column per class, named after it, and optionally `target`, `id` and `rfdlc_scores` (`raw`, or
         `corrected ...` for those that are calibrated and corrected). An .npz file has `logits` or `probabilities`,
-        and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups. `logits` says that a table
-        holds logits; in an .npz file the array's name says so. `others` says that columns that are not among `classes`
-        are ignored.
+        and optionally `targets`, `ids`, `groups` and `classes`. The argument `classes` supplies counts and groups of
+        classes. `logits` says that a table holds logits; in an .npz file the array's name says so. `others` says that
+        columns that are not among `classes` are ignored.
         """
         path = _in_folder(Path(path))
         reader = _from_table if path.is_dir() else _READERS.get(path.suffix.lower())

@@ -50,6 +50,7 @@ class Scores:
     corrected: bool | str = False  # whether a Decider has calibrated and corrected them; its words, if they are known
     ids: NDArray[np.str_] | None = None
     unfamiliarity: NDArray[np.float64] | None = None  # (N,) a score of the model's own, larger for less familiar
+    groups: Indices | None = None  # (N,) samples with the same number belong together: of a patient, a site
 
     def __len__(self) -> int:
         return int(self.values.shape[1])

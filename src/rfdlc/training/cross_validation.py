@@ -81,7 +81,7 @@ def cross_validate(
     texts = {key: str(value) for key, value in settings.items()}
     texts |= {} if isinstance(settings.get("backbone", ""), str) else {"backbone": "own"}
     _claim(path, {"method": method, "folds": folds, "settings": texts})
-    models, parts = [], list[Predictions]()
+    models, parts, groups = [], list[Predictions](), samples.together
     for number, rows in enumerate(held):
         announce(f"fold {number + 1} of {folds}")
         apart = given.held_apart(np.flatnonzero(fold != number), rows)
@@ -89,7 +89,8 @@ def cross_validate(
         models.append(_trained(part, method, path / f"fold-{number}", settings))
         classes, targets = models[-1].classes, samples.labels[rows]
         p = np.asarray(models[-1].decider.probabilities(models[-1].predict(samples.take(rows))))
-        parts.append(Predictions(probabilities=p, targets=targets, classes=classes, corrected=True))
+        known: dict[str, Any] = {"targets": targets, "groups": None if groups is None else groups[rows]}
+        parts.append(Predictions(probabilities=p, classes=classes, corrected=True, **known))
     never = int((fold < 0).sum())
     notes = (f"{never} samples were never held out: their classes are in one fold alone",) if never else ()
     return _joined_results(path, given, models, parts, held, notes)
@@ -129,7 +130,9 @@ def _joined_results(
     both: tuple[list[Any], ...] = ([part.scores.values[0] for part in parts], [part.targets for part in parts])
     p, targets = (np.concatenate(each)[order] for each in both)
     ids = None if data.train.ids is None else [data.train.ids[i] for i in rows[order].tolist()]
-    predictions = Predictions(probabilities=p, targets=targets, ids=ids, classes=classes, corrected=True)
+    groups = None if data.train.together is None else data.train.together[rows[order]]
+    known: dict[str, Any] = {"targets": targets, "ids": ids, "groups": groups}
+    predictions = Predictions(probabilities=p, classes=classes, corrected=True, **known)
     first = models[0].decider
     decider = Decider(first.utility.with_classes(classes), calibration=None, target_prior=None, rule=first.rule)
     evaluation = evaluate(predictions, decider=decider)

@@ -218,7 +218,7 @@ class Model:
             return None
         known: dict[str, Any] = {"targets": split.labels} if split.labels.min(initial=0) >= 0 else {}
         known |= {"ids": None if split.ids is None else list(split.ids), "classes": self.classes}
-        known |= {"unfamiliarity": None if strange is None else strange.numpy()}
+        known |= {"unfamiliarity": None if strange is None else strange.numpy(), "groups": split.together}
         return Predictions(logits=logits[0].numpy(), uncertainty=None if unsure is None else unsure[0].numpy(), **known)
 
     def fit_familiarity(self, run: Run, split: Split) -> None:

@@ -187,13 +187,12 @@ class Trainer:
             model.fit_familiarity(run, member.data.train)
         predictions = model.predict_split(member.data.val, self.group)
         if predictions is not None:
-            groups, before = member.data.val and member.data.val.together, 0
             if run.phase:
                 fold = self.data.train.folds(run.config.folds, run.config.seed)
                 rows = np.concatenate([np.flatnonzero(fold == k) for k in range(run.phase + 1)])  # as they are joined
-                groups, before = self.data.train.together, len(rows) - len(predictions)
-                groups = None if groups is None else groups[rows]
-            _calibrate(run, _joined(run, predictions, before), groups)
+                groups = self.data.train.together
+                predictions = _joined(run, predictions, len(rows), None if groups is None else groups[rows])
+            _calibrate(run, predictions)
         run.phase, run.epoch = run.phase + 1, 0
         plan_refit(run)
         warm = run.refits and run.config.warm_refit
@@ -212,8 +211,8 @@ class Trainer:
             raise TrainingInterrupted(f"stopped before the table was fitted; {again}") from None
         held, ids = found.held, None if found.held.ids is None else list(found.held.ids)
         run.write_json("choice.json", found.choice.to_dict())
-        predictions = Predictions(logits=found.logits, targets=held.labels, ids=ids, classes=self.data.classes)
-        _calibrate(run, predictions, held.together, found.weights)
+        known: dict[str, Any] = {"targets": held.labels, "ids": ids, "groups": held.together}
+        _calibrate(run, Predictions(logits=found.logits, classes=self.data.classes, **known), found.weights)
         return self._finish(run, found.net, write)
 
     def _finish(self, run: Run, net: ParticleNet | Mixture, write: Write) -> Model:
@@ -233,12 +232,11 @@ class Trainer:
         return model
 
 
-def _joined(run: Run, predictions: Predictions, before: int) -> Predictions:
-    """Held-out predictions of this fold after those of the folds before it, `before` samples."""
-    if not before:
-        return predictions
+def _joined(run: Run, predictions: Predictions, samples: int, groups: Any) -> Predictions:
+    """Held-out predictions of this fold after those of the folds before it: `samples`, in groups (N,) or None."""
+    before = samples - len(predictions)
     earlier: Any = Predictions.load(run.path / "held-out.npz")  # a resumed run may have written this fold already
-    both: dict[str, Any] = {}
+    both: dict[str, Any] = {"groups": groups}
     for name in ("targets", "ids", "uncertainty", "unfamiliarity"):
         if (own := getattr(predictions, name)) is not None:
             both[name] = np.concatenate([getattr(earlier, name)[:before], own])
@@ -246,13 +244,13 @@ def _joined(run: Run, predictions: Predictions, before: int) -> Predictions:
     return Predictions(logits=logits, classes=predictions.classes, **both)
 
 
-def _calibrate(run: Run, predictions: Predictions, groups: Any, weights: Floats | None = None) -> None:
-    """Write the decider, fitted to held-out predictions of samples in groups (N,) or None, and the predictions."""
+def _calibrate(run: Run, predictions: Predictions, weights: Floats | None = None) -> None:
+    """Write the decider, fitted to held-out predictions, and the predictions."""
     decider = new_decider(run.method_name, run.config, run.classes).replace(weights=weights)
     # Classes that count alike cure scores that lean to the head. A warm refit does so, too, and needs less noise.
     if decider.calibration is not None:
         even = is_uniform(decider.target_prior) and not (run.config.refit and run.config.warm_refit)
-        decider = decider.fit(predictions, balanced=even, groups=groups)
+        decider = decider.fit(predictions, balanced=even)
     run.write("decider.json", decider.save)
     run.write("held-out.npz", predictions.save)
 

@@ -41,6 +41,16 @@ def test_report_of_a_run_folder(tmp_path, predictions):
     assert data["classes"]["rank"] == predictions.classes.rank.tolist()
 
 
+def test_groups_of_samples_are_stated(tmp_path, predictions):
+    known = {"targets": predictions.targets, "classes": predictions.classes}
+    groups = np.arange(len(predictions)) // 3
+    given = [Predictions(logits=predictions.scores.values, **known, groups=own) for own in (groups, None)]
+    runs = data_of(rfdlc.report(given, out=tmp_path / "report.html"))["runs"]
+    assert [run["groups"] for run in runs] == [len(set(groups)), None]
+    assert runs[0]["intervals"] != runs[1]["intervals"]
+    assert runs[0]["intervals"]["accuracy"] == pytest.approx(rfdlc.evaluate(given[0]).intervals["accuracy"])
+
+
 def test_the_history_is_that_of_the_first_training(tmp_path, predictions):
     folder = make_folder(tmp_path / "a", predictions)
     (folder / "history.csv").write_text("phase,epoch,loss\n0,1,2.5\n0,2,1.5\n1,1,2.0\n1,2,1.0\n")

@@ -161,6 +161,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
     return {
         "name": run.name,
         "samples": len(targets),
+        "groups": evaluation.groups,
         "particles": len(run.scores.values),
         "metrics": {name: value for name, value in evaluation.flat().items() if np.isfinite(value)},
         "intervals": evaluation.intervals,

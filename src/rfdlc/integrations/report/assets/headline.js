@@ -30,7 +30,8 @@ function lead(data, run) {
   const calibrated =
     run.calibration === null ? "not calibrated" : `calibrated (${run.calibration.words})`;
   const corrected = `, ${run.decided_for}`;
-  return `${plural(run.samples, "sample")} of ${plural(names.length, "class", "classes")}${spread}. Decided by ${how}, from ${source}, ${calibrated}${corrected}.`;
+  const grouped = run.groups === null ? "" : ` in ${plural(run.groups, "group")}`;
+  return `${plural(run.samples, "sample")}${grouped} of ${plural(names.length, "class", "classes")}${spread}. Decided by ${how}, from ${source}, ${calibrated}${corrected}.`;
 }
 
 function drawHeadline(data, run) {
@@ -135,7 +136,7 @@ function drawMade(data, run) {
   const report = {
     "made with": `rfdlc ${made.rfdlc}, Python ${made.python}, numpy ${made.numpy}`,
     date: made.date,
-    intervals: `${100 * data.level} %, about other test samples: the model and its calibration are held fixed`,
+    intervals: `${100 * data.level} %, about other test ${run.groups === null ? "" : "groups of "}samples: the model and its calibration are held fixed`,
     "in the editor":
       run.size === run.samples
         ? `all ${whole(run.samples)} samples`
