@@ -183,9 +183,9 @@ def log_loss_rows(splits: int, workers: int) -> Iterator[dict[str, object]]:
         for kind, each in values.items():
             difference = values["auto"] - each
             error = difference.std(ddof=1) / np.sqrt(splits)
-            row = {"what": f"{table}, {model}: {kind}", "value": f"{each.mean():.4f}", "unit": "nats"}
+            row: dict[str, object] = {"what": f"{table}, {model}: {kind}", "value": f"{each.mean():.4f}"}
             compared = {"reference": "auto minus this one", "ratio": f"{difference.mean():+.4f} +- {error:.4f}"}
-            yield row | (compared if kind != "auto" else {})
+            yield row | {"unit": "nats"} | (compared if kind != "auto" else {})
 
 
 def likelihood(held: Predictions, combine: str, kind: str) -> float:
