@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 import numpy as np
 from scipy.sparse import csr_array
 
-from rfdlc.decide.choosing import chances, cross_validated, for_any_prior
+from rfdlc.decide.choosing import chances, cross_validated, for_any_prior, needs_power
 from rfdlc.decide.classes import Indices
-from rfdlc.decide.fitting import HeldOut, affine
+from rfdlc.decide.fitting import HeldOut, affine, raised
 from rfdlc.decide.scores import Floats, softmax
 from rfdlc.errors import InputError, expect
 
@@ -269,13 +269,16 @@ class MatrixScaling(Calibrator):
 class Auto(Calibrator):
     """Those of SAMPLES_NEEDED, weighted by their cross-validated likelihood: the mean of W and of b.
 
-    The mean of W log p + b is the geometric mean of probabilities; so is the class prior that they carry.
+    The mean of W log p + b is the geometric mean of probabilities; so is the class prior that they carry. Where a power
+    and a temperature fit better than a temperature alone, -|log p / T|^power takes the place of log p in all of them.
     """
 
     weights: dict[str, float]  # sum to one
     parameters: dict[str, dict[str, Any]]  # of those with a weight
     losses: dict[str, float]  # cross-validated negative log-likelihood, in nats
     prior: tuple[float, ...] | None = None
+    temperature: float = 1.0  # of -|log p / T|^power, which W and b are fitted to
+    power: float = 1.0
     # The same without those for which some classes have too few samples, if there are such: after them, the estimate of
     # a class prior loses rare classes.
     estimating: dict[str, Any] | None = None
@@ -283,28 +286,33 @@ class Auto(Calibrator):
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
+        given = log_p, targets
+        first = PowerTemperature.fit(*given, **context) if needs_power(CALIBRATORS, *given, context) else None
+        log_p = log_p if first is None else raised(log_p, first.power, first.temperature)
         losses, weights = cross_validated(CALIBRATORS, log_p, targets, context)
         shares = chances(losses, weights)
         fitted = {name: CALIBRATORS[name].fit(log_p, targets, **context) for name in shares}
         means = {name: float(weights @ each) for name, each in losses.items()}
-        given = HeldOut(log_p, targets, **context), context.get("train_prior")
-        found, kept = cls._weighing(shares, fitted, means, *given), for_any_prior(shares, targets, log_p.shape[1])
+        known = HeldOut(log_p, targets, **context), context.get("train_prior"), first
+        found, kept = cls._weighing(shares, fitted, means, *known), for_any_prior(shares, targets, log_p.shape[1])
         if len(kept) == len(shares):
             return found
-        return replace(found, estimating=cls._weighing(kept, fitted, {}, *given).to_dict())
+        return replace(found, estimating=cls._weighing(kept, fitted, {}, *known).to_dict())
 
     @classmethod
     def _weighing(
         cls, shares: dict[str, float], fitted: dict[str, Calibrator], losses: dict[str, float], held_out: HeldOut,
-        known: Any,
+        known: Any, first: PowerTemperature | None,
     ) -> Self:  # fmt: skip
         """With the class prior that the mean carries."""
         found = cls(shares, {name: fitted[name].to_dict() for name in shares}, losses)
+        if first is not None:
+            found = replace(found, temperature=first.temperature, power=first.power)
         carried = [fitted[name].prior for name in shares]
         if not any(carried):
             return found
         if known is None and not all(carried):
-            return replace(found, prior=held_out.carried(*found.as_affine()))
+            return replace(found, prior=held_out.carried(*found.mean))
         logs = [np.log(np.maximum(each or known, 1e-300)) for each in carried]
         prior = softmax(np.average(logs, axis=0, weights=[*shares.values()])[None])[0]
         return replace(found, prior=tuple(prior.tolist()))
@@ -332,7 +340,7 @@ class Auto(Calibrator):
         return sum(weights), sum(share * np.asarray(b) for share, _, b in maps)
 
     def as_affine(self) -> tuple[Any, Any]:
-        return self.mean
+        return self.mean[0] * self.temperature**-self.power, self.mean[1]
 
     def draws(self) -> Sequence[Calibrator]:
         if self.estimating:
@@ -342,12 +350,13 @@ class Auto(Calibrator):
         drawn = CALIBRATORS["temperature"].from_dict(self.parameters["temperature"]).draws()
         weight, bias = self.as_affine()
         middle = drawn[len(drawn) // 2].as_affine()[0]
-        return [MatrixScaling(weight * (each.as_affine()[0] / middle), bias, self.prior) for each in drawn]
+        return [MatrixScaling(weight * (each.as_affine()[0] / middle), bias, self.prior, self.power) for each in drawn]
 
     @property
     def short(self) -> str:
         several = ", ".join(f"{share:.0%} {each.name}" for share, each in self.weighted)
-        return several if len(self.weighted) > 1 else self.weighted[0][1].short
+        first = "" if self.power == 1 else f"{PowerTemperature(self.temperature, power=self.power)}, then "
+        return first + (several if len(self.weighted) > 1 else self.weighted[0][1].short)
 
     def __str__(self) -> str:
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())

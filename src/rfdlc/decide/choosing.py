@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Indices
-from rfdlc.decide.fitting import HeldOut, affine
+from rfdlc.decide.fitting import HeldOut, mapped, raised
 from rfdlc.decide.scores import Floats, log_softmax, softmax
 
 # What `auto` weighs, and the held-out samples below which it is not tried: a polynomial of the number of classes.
@@ -19,6 +19,9 @@ SAMPLES_NEEDED = {
     "bias-corrected-temperature": (1, 10),
     "matrix-scaling": (0.005, 0, 4, 20),  # far fewer than parameters; the cubic term keeps fits below a minute
 }
+# Compared beforehand: the second needs this probability of being better. Chosen by log loss as in
+# benchmarks/calibrations.py, on other splits.
+WITH_POWER, SURE = {"temperature": (0,), "power-temperature": (20,)}, 0.7
 # Biases of a class without samples stay near 0. These two must be right for every class if its prior may become large.
 OF_EVERY_CLASS = ("none", "matrix-scaling")
 FOLDS, MOST_COMPARED, RESAMPLES = 5, 5000, 200  # of cross-validation
@@ -37,6 +40,12 @@ def chances(losses: dict[str, Floats], weights: Floats) -> dict[str, float]:
     mean = softmax(head_start - TRUST / (weights @ weights) * means).mean(axis=0)
     kept = np.where(mean >= min(LEAST_WEIGHT, mean.max()), mean, 0)
     return {name: float(share) for name, share in zip(losses, kept / kept.sum(), strict=True) if share}
+
+
+def needs_power(calibrators: Mapping[str, Any], log_p: Floats, targets: Indices, context: dict[str, Any]) -> bool:
+    """Whether a power with a temperature fits surely better than a temperature: then all are fitted to powers."""
+    losses, weights = cross_validated(calibrators, log_p, targets, context, WITH_POWER)
+    return chances(losses, weights).get("power-temperature", 0.0) > SURE
 
 
 def for_any_prior(shares: dict[str, float], targets: Indices, classes: int) -> dict[str, float]:
@@ -73,8 +82,9 @@ def grouped_folds(targets: Indices, groups: NDArray[Any], folds: int = FOLDS) ->
 
 
 def cross_validated(
-    calibrators: Mapping[str, Any], log_p: Floats, targets: Indices, context: dict[str, Any]
-) -> tuple[dict[str, Floats], Floats]:
+    calibrators: Mapping[str, Any], log_p: Floats, targets: Indices, context: dict[str, Any],
+    samples_needed: Mapping[str, tuple[float, ...]] = SAMPLES_NEEDED,
+) -> tuple[dict[str, Floats], Floats]:  # fmt: skip
     """By calibrator, the negative log-likelihood of each sample, calibrated by the other folds; and their weights.
 
     The likelihood is that of the class prior decided for, if it is known, without classes that the held-out data lack.
@@ -96,7 +106,7 @@ def cross_validated(
     if target is not None:
         target = np.where(np.bincount(targets, minlength=len(target)) > 0, target, 1e-300)
     enough = 1 / (weights**2).sum()  # the effective sample size
-    tried = [name for name, needed in SAMPLES_NEEDED.items() if np.polyval(needed, log_p.shape[1]) <= enough]
+    tried = [name for name, needed in samples_needed.items() if np.polyval(needed, log_p.shape[1]) <= enough]
     if context.get("training_counts") is None:
         tried = [name for name in tried if name != "prior-corrected-temperature"]
     losses: dict[str, Floats] = {}
@@ -108,7 +118,8 @@ def cross_validated(
                 warnings.simplefilter("ignore")
                 fitted = calibrators[name].fit(log_p[~outside], targets[~outside], **part)
             weight, bias = fitted.as_affine()
-            scores, prior = affine(log_p[outside], weight, bias, fitted.power), fitted.prior or carried
+            scores = mapped(log_p[outside] if fitted.power == 1 else raised(log_p[outside], fitted.power), weight, bias)
+            prior = fitted.prior or carried
             if target is not None and prior is not None:
                 scores = scores + np.log(target / np.maximum(prior, 1e-300))
             losses[name][outside] = -log_softmax(scores)[np.arange(outside.sum()), targets[outside]]

@@ -391,7 +391,7 @@ class Decider:
     def _log_combined(self, piece: Floats, logits: bool) -> Floats:
         """Logits of the combined prediction, (M, n, C) -> (n, C), up to a constant per row."""
         if self.combine == "mean-logits" or len(piece) == 1:
-            return self._mean(piece if logits else safe_log(piece))
+            return safe_log(self._mean(piece), logits=True) if logits else self._mean(safe_log(piece))
         return safe_log(self._mean(softmax(piece) if logits else piece))
 
     def _mean(self, values: Floats) -> Floats:

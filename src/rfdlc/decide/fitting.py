@@ -15,7 +15,8 @@ from rfdlc.decide.priors import Prior, shrunk
 from rfdlc.decide.scores import Floats, log_softmax, softmax
 
 STEP = 0.05  # of log T, for the curvature of the likelihood
-COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these: too few held-out samples, or a broken model
+COLDEST, HOTTEST = 1e-3, 1e3  # bounds of a temperature: boosting needs 0.02, naive Bayes 50
+COMMON = 0.05, 20.0  # a temperature beyond these may also be that of too few held-out samples, or of a broken model
 STEEPEST = 4.0  # the largest power, and one over the least
 # A temperature is the most probable one under a Gaussian on log T, plus some standard errors: a temperature that is too
 # low costs more than one that is too high. Chosen by regret on worlds like those of benchmarks/regret.py, with other
@@ -35,12 +36,20 @@ def affine(log_p: Floats, weight: Any, bias: Any, power: float = 1.0) -> Floats:
 
     With a power, log p is -|log p|^power.
     """
-    W, b = np.asarray(weight, dtype=log_p.dtype), np.asarray(bias, dtype=log_p.dtype)
-    log_p = log_softmax(log_p) if W.ndim or power != 1 else log_p
-    if power != 1:
-        log_p = -(np.abs(log_p) ** log_p.dtype.type(power))
-    scores: Floats = log_p @ W.T if W.ndim == 2 else log_p * W
-    return scores + b if b.any() else scores
+    return mapped(raised(log_p, power) if np.ndim(weight) or power != 1 else log_p, weight, bias)
+
+
+def raised(log_p: Floats, power: float, temperature: float = 1.0) -> Floats:
+    """-|log p / T|^power of log probabilities, or of logits, which are normalised."""
+    log_p = log_softmax(log_p)
+    return log_p if power == temperature == 1 else -(np.abs(log_p / temperature) ** log_p.dtype.type(power))
+
+
+def mapped(scores: Floats, weight: Any, bias: Any) -> Floats:
+    """W s + b for every row s, in its precision."""
+    W, b = np.asarray(weight, dtype=scores.dtype), np.asarray(bias, dtype=scores.dtype)
+    found: Floats = scores @ W.T if W.ndim == 2 else scores * W
+    return found + b if b.any() else found
 
 
 def newton(
@@ -99,7 +108,7 @@ class HeldOut:
 
     def carried(self, weight: Any, bias: Any, power: float = 1.0) -> tuple[float, ...]:
         """The class prior that calibrated probabilities carry, from their mean over the held-out data."""
-        p = self.reweighted(affine(self.log_p, weight, bias, power))
+        p = self.reweighted(mapped(self.log_p if power == 1 else raised(self.log_p, power), weight, bias))
         mean = np.maximum(self.weights @ p, 1e-12)
         if self.train_prior is not None:
             # The mean of few samples is noisy: empirical Bayes draws its logarithm to that of the scores' own prior.
@@ -208,11 +217,11 @@ class HeldOut:
     def temperature(self) -> tuple[float, float]:
         """The most probable temperature and `CAUTION` standard errors more, and the standard error of its logarithm."""
         ((best, error, _, _),) = self._most_probable(csr_array((0, self.log_p.shape[1])), (1.0,))
-        if min(np.abs(best - np.log([COLDEST, HOTTEST]))) < 0.01:
+        if not COMMON[0] < np.exp(best) < COMMON[1]:
             warnings.warn(
-                f"the fitted temperature {np.exp(best):g} lies at the edge of what is plausible ({COLDEST} to "
-                f"{HOTTEST}): there may be too few held-out samples ({len(self.targets)}), or the model classifies all "
-                "of them correctly, or none",
+                f"the fitted temperature {np.exp(best):g} is unusual (below {COMMON[0]} or above {COMMON[1]}): there "
+                f"may be too few held-out samples ({len(self.targets)}), or the model classifies all of them correctly "
+                "or none, or its scores are on another scale than logits",
                 stacklevel=5,
             )
         return float(min(np.exp(best + CAUTION * error), HOTTEST)), float(error)

@@ -25,6 +25,7 @@ RESERVED = (*BOOK_KEEPING, *DECIDED, *DETAILS, *LOGGED, KIND)
 SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much, and by more where rounding explains it
 ROUNDED, MOST_LOST = (2, 3, 4), 0.5  # decimals of rounded probabilities, and the most that is explained by it
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
+DEEPEST = 690.0  # nats by which logits of a row differ at most: no probability in 64 bits is much smaller than 1e-300
 CONSECUTIVE = 16  # samples whose scores together are not equal by chance
 CHUNK_ELEMENTS = 1 << 18  # work in chunks that stay in the processor's cache
 CHUNK_ROWS = 512  # with thousands of classes, fewer rows would read the whole utility for a small product
@@ -167,10 +168,11 @@ def column_order(columns: list[str], classes: Classes, where: str, *, others: bo
     return [place[name] for name in classes.names]
 
 
-def safe_log(probabilities: Floats) -> Floats:
-    """log p, with p clipped away from 0."""
-    logarithm: Floats = np.log(np.maximum(probabilities, PROBABILITY_FLOOR))
-    return logarithm
+def safe_log(scores: Floats, logits: bool = False) -> Floats:
+    """log p, with p clipped away from 0; of logits, those that are at most DEEPEST below the largest of the row."""
+    floor = scores.max(axis=-1, keepdims=True) - DEEPEST if logits else PROBABILITY_FLOOR
+    clipped: Floats = np.maximum(scores, floor)
+    return clipped if logits else np.log(clipped)
 
 
 def softmax(scores: Floats) -> Floats:

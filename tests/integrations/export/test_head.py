@@ -47,10 +47,11 @@ def test_equal_to_the_decider(particles, combine, calibration, target):
 
 @pytest.mark.parametrize("particles", [1, 3])
 @pytest.mark.parametrize("combine", ["mean-probabilities", "mean-logits"])
-def test_very_sure_particles(particles, combine):
+@pytest.mark.parametrize(("scale", "temperature"), [(100, 20.0), (1000, 200.0)])
+def test_very_sure_particles(particles, combine, scale, temperature):
     """Logits so far apart that probabilities are 0 in 32 bits, and a temperature that brings them near again."""
-    decider = rfdlc.Decider(rfdlc.Utility.one_hot(CLASSES), combine=combine, fitted=Temperature(20.0))
-    logits = 100 * scores(particles)
+    decider = rfdlc.Decider(rfdlc.Utility.one_hot(CLASSES), combine=combine, fitted=Temperature(temperature))
+    logits = scale * scores(particles)
     reference = decider.probabilities(logits, logits=True)
     np.testing.assert_allclose(head_of(decider, logits)[0], reference, atol=1e-5)
 

@@ -14,7 +14,7 @@ from torch.export import Dim, ExportedProgram
 from rfdlc.data.images import PADDING, Resizing
 from rfdlc.data.loader import Normaliser
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.scores import PROBABILITY_FLOOR
+from rfdlc.decide.scores import DEEPEST, PROBABILITY_FLOOR
 from rfdlc.decide.sets import PredictionSets, SetUtility
 from rfdlc.decide.unfamiliar import GIVEN, actions_for, unlike_prior
 from rfdlc.decide.utility import Utility
@@ -88,6 +88,7 @@ class DecisionHead(nn.Module):
         matrix, common = (self.utility, self.common) if utility is None else centred(utility)
         each = logits.softmax(-1)  # (M, B, C)
         combined = (logits * self.weights).sum(0) if self.mean_logits else _safe_log((each * self.weights).sum(0))
+        combined = torch.maximum(combined, combined.amax(-1, keepdim=True) - DEEPEST)
         log_p = combined.log_softmax(-1) if self.slope.ndim or self.power != 1 else combined
         log_p = log_p if self.power == 1 else -(log_p.abs() ** self.power)  # W: a number, (C,) or (C, C)
         scaled = log_p @ self.slope.T if self.slope.ndim == 2 else log_p * self.slope
