@@ -41,7 +41,7 @@ def test_expert_and_budget(run, folder):
     assert {row["reason"] for row in handed} == {"expected utility"}
     over = [row for row in rows if row["reason"] == "over budget"]
     assert over
-    assert "Budget: total 5% (of held-out samples, the next gains " in out
+    assert "Budget: total 5% (held-out samples that gain " in out
     assert f"; {len(over)} more samples are worth handing over." in out
     confusion = [[0.8, 0.2, 0], [0.2, 0.8, 0], [0, 0, 1]]
     utility = Utility.one_hot(NAMES).with_expert("doctor", confusion=confusion, cost=0.05)

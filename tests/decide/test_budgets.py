@@ -188,7 +188,9 @@ def test_a_budget_is_saved_and_belongs_to_its_utility(tmp_path):
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        (1.5, "budget 1.5: expected a share of the samples from 0 to 1, such as 0.05 or 5%"),
+        (1.5, "budget 1.5: expected a share of the samples from 0 to 1, such as 0.05, 5%, or 30/600 for 30 of 600"),
+        ("30/0", "budget '30/0': expected a share"),
+        ("30/20", "budget '30/20': expected a share"),
         ("many", "budget 'many': expected a share"),
         ({"surgeon": 0.1}, "budget of surgeon: expected total, abstain"),
     ],

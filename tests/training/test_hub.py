@@ -25,6 +25,9 @@ def test_a_saved_model_predicts_and_decides_as_before(model, tmp_path):
     names = {file.name for file in (tmp_path / "saved").iterdir()}
     assert names >= {"config.json", "model.safetensors", "decider.json", "README.md"}
     assert not names & {"last.ckpt", "predictions.npz", "held-out.npz", ".lock"}
+    card, found = (tmp_path / "saved" / "README.md").read_text(), rfdlc.Predictions.load(model.path / "predictions.npz")
+    assert str(rfdlc.evaluate(found, decider=other.decider)) in card  # of the decisions that are shared
+    assert "abstain" in card
 
 
 def test_saving_again_keeps_a_readme_and_takes_the_new_decider(model, tmp_path):

@@ -269,13 +269,13 @@ def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[s
 
 
 def _handed_over(decider: "rfdlc.Decider", found: "Explanation", which: str) -> list[str]:
-    """The shares of a budget, and what one more hand-over would bring; false alarms of unfamiliar samples."""
+    """The shares of a budget, and what a hand-over must bring; false alarms of unfamiliar samples."""
     from rfdlc.decide.metrics import readable
     from rfdlc.decide.rules import OVER_BUDGET, UNFAMILIAR
 
     lines, budget, known = [], decider.budget, decider.unfamiliar
     if budget is not None:
-        gains = {name: f"of {which} samples, the next gains {readable(price)}" for name, price in budget.prices.items()}
+        gains = {name: f"{which} samples that gain {readable(price)} or more" for name, price in budget.prices.items()}
         shares = ", ".join(f"{name} {100 * share:.3g}% ({gains[name]})" for name, share in budget.shares.items())
         kept = int((found.reason == OVER_BUDGET).sum())
         lines.append(f"Budget: {shares}; {kept:,} more samples are worth handing over.")

@@ -208,14 +208,14 @@ def export(
     announce(f"reading {run}")  # at once: what exports takes a while to load
     with ready():
         done = rfdlc.export(run, out, resize=resize, precision=precision, **options)
-    parity, size, cards = done.parity, done.path.stat().st_size, [str(card) for card in done.cards]
+    parity, size, card = done.parity, done.path.stat().st_size, str(done.card)
     output(
         json,
-        {"out": str(out), "bytes": size, "precision": precision, "cards": cards, **asdict(parity)},
+        {"out": str(out), "bytes": size, "precision": precision, "card": card, **asdict(parity)},
         f"{out}: {size:,} bytes, {precision}",
         f"parity on {parity.samples:,} {parity.inputs}: {parity.decisions_changed} decisions changed, "
         f"probabilities within {parity.largest_difference:.2g}{parity.rounding or ''}",
-        f"model card: {cards[0]}",
+        f"model card: {card}",
         *([f"next: rfdlc serve {out}"] if out.suffix == ".onnx" else []),
     )
 

@@ -90,17 +90,18 @@ def as_shares(given: Any, utility: Utility) -> dict[str, float]:
 
 
 def as_share(given: Any, what: str = "budget") -> float:
-    """0.05 or "5%" as a number between 0 and 1.
+    """0.05, "5%" or "30/600" as a number between 0 and 1.
 
-    >>> as_share("5%"), as_share(0.05)
-    (0.05, 0.05)
+    >>> as_share("5%"), as_share(0.05), as_share("30/600")
+    (0.05, 0.05, 0.05)
     """
     try:
-        text = str(given).strip()
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
+        number, _, whole = str(given).strip().partition("/")
+        share = float(number.removesuffix("%")) / float(whole or (100 if number.endswith("%") else 1))
+    except (ValueError, ZeroDivisionError):
         share = -1.0
-    expect(0 <= share <= 1, f"{what} {given!r}: expected a share of the samples from 0 to 1, such as 0.05 or 5%")
+    expected = "expected a share of the samples from 0 to 1, such as 0.05, 5%, or 30/600 for 30 of 600 samples"
+    expect(0 <= share <= 1, f"{what} {given!r}: {expected}")
     return share
 
 

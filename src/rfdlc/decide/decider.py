@@ -108,7 +108,7 @@ class Decider:
             changes["utility"] = utility.with_classes(old if classes is None else classes.in_order(old.names))
         for name, value in changes.items():
             object.__setattr__(new, choose("parameter", name, self.__dataclass_fields__), value)
-        new._check(warn="rule" in changes)
+        new._check(warn="rule" in changes or utility is not self.utility)
         moved = [name for name in SCALED if not np.array_equal(getattr(self, name), getattr(new, name))]
         if moved and "sets" not in changes and isinstance(new.sets, PredictionSets):
             object.__setattr__(new, "sets", None)

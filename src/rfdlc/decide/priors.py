@@ -25,6 +25,7 @@ NEAR = (3.0, 10.0, 30.0, 100.0, 300.0)  # samples that the carried prior counts 
 FLAT = 10.0  # and a uniform prior where it may be anything: a flat Dirichlet distribution for 10 classes
 BURN_IN, DRAWS, GIBBS_CELLS = 100, 500, 300_000  # of posteriors of the prior
 NAMED = ("uniform", "train")
+MOST_SHARES = 12  # in words
 
 
 def as_prior(given: PriorLike, classes: Classes, what: str) -> Prior:
@@ -85,11 +86,14 @@ def is_uniform(prior: Prior | None) -> bool:
 
 
 def in_words(classes: Classes, prior: Prior, interval: tuple[Prior, Prior] | None = None) -> str:
-    """The largest shares of a prior, in words, with 95% intervals if given."""
+    """The shares of a prior in words, of many classes the largest and the smallest, with 95% intervals if given."""
     spans = "" if interval is None else " ({:.1%} to {:.1%})"
     bounds = np.transpose(interval or (prior, prior))
     falling = np.argsort(-prior, kind="stable")
-    return listing([f"{classes.names[c]} {prior[c]:.1%}{spans.format(*bounds[c])}" for c in falling], 4)
+    shares = [f"{classes.names[c]} {prior[c]:.1%}{spans.format(*bounds[c])}" for c in falling]
+    if len(shares) > MOST_SHARES:
+        shares = [*shares[:4], "...", *shares[-2:]]
+    return ", ".join(shares) + (f" ({len(prior)} in all)" if len(prior) > MOST_SHARES else "")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.evaluation import evaluate
+from rfdlc.decide.predictions import Predictions
 from rfdlc.errors import InputError, expect
 
 # All that `Model.load` reads, and what people look for; no checkpoints, predictions or training samples.
@@ -18,9 +21,22 @@ tags: [rfdlc, long-tailed, cost-sensitive, calibration]
 
 # {name}
 
-{particles} networks of an ensemble, calibrated, for {classes} classes: `rfdlc.Model.from_pretrained("{name}")`.
+A calibrated ensemble for {classes} classes: `rfdlc.Model.from_pretrained("{name}")`.
+It takes the actions of highest expected utility, {decider.utility!r}, and {decider.decided_for}.
 Safetensors and JSON only: loading runs no code of this folder.
 """
+
+
+def model_card(name: str, run: Path, decider: Decider) -> str:
+    """The README.md of a model: how it decides, and metrics of that on the test samples of its run."""
+    text, tested = (
+        CARD.format(name=name, decider=decider, classes=len(decider.utility.classes)),
+        run / "predictions.npz",
+    )
+    found = Predictions.load(tested) if tested.exists() else None
+    if found is None or found.targets is None:
+        return text
+    return f"{text}\nOn the test samples of the run:\n\n```\n{evaluate(found, decider=decider)}\n```\n"
 
 
 def copy_model(run: Path, folder: Path) -> None:

@@ -128,8 +128,7 @@ class Model:
         hub.copy_model(self.path, folder)
         self.decider.save(folder / "decider.json")
         if not (folder / "README.md").exists():
-            card = hub.CARD.format(name=name, particles=self.net.particles, classes=len(self.classes))
-            (folder / "README.md").write_text(card, encoding="utf-8")
+            (folder / "README.md").write_text(hub.model_card(name, self.path, self.decider), encoding="utf-8")
         return folder
 
     def predict(

@@ -64,7 +64,7 @@ def test_the_page_decides_as_the_run(trained, photos, tmp_path, monkeypatch):
     expected = model.decider.probabilities(model.predict(paths))
     np.testing.assert_allclose(space["probabilities"], expected, atol=1e-5)
     assert space["action"].tolist() == model.decide(paths).tolist()
-    text = done.cards[0].read_text(encoding="utf-8")
+    text = done.card.read_text(encoding="utf-8")
     assert "docs/export.md" in text
     assert "--resize" in text
     assert space["metadata"]["image_files"] in text
@@ -72,7 +72,7 @@ def test_the_page_decides_as_the_run(trained, photos, tmp_path, monkeypatch):
 
 def test_the_card_says_the_settings_of_the_run(trained, tmp_path):
     run = trained("rf-dlc", "resnet8", particles=1, mixup=0.0, repulsion="none")
-    text = rfdlc.export(run, tmp_path / "model.onnx").cards[0].read_text(encoding="utf-8")
+    text = rfdlc.export(run, tmp_path / "model.onnx").card.read_text(encoding="utf-8")
     assert "1 particle trained by `rf-dlc` with backbone=resnet8, epochs=4, " in text
     assert "mixup=0.0, repulsion=none, utility=none" in text
     assert "our default" not in text

@@ -5,7 +5,6 @@ import io
 import json
 import logging
 import math
-import os
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -101,7 +100,7 @@ class Exported:
     path: Path
     precision: str
     parity: Parity
-    cards: tuple[Path, ...]
+    card: Path
 
 
 def export(
@@ -164,7 +163,7 @@ def export(
         parity = measure_parity(model, OnnxModel.load(beside).decide if onnx else decide, full=full)
         if full:
             parity.check(run)
-    return Exported(path, precision, parity, write_cards(model, path, precision, parity))
+    return Exported(path, precision, parity, write_card(model, path, precision, parity))
 
 
 def _describe(model: Model) -> dict[str, Any]:
@@ -242,18 +241,16 @@ def random_samples(model: Model, count: int) -> NDArray[Any]:
     return (rng.normal(size=(count, *model.input_shape)) * spread + mean).astype(np.float32)
 
 
-def write_cards(model: Model, path: Path, precision: str, parity: Parity) -> tuple[Path, ...]:
-    """One beside the exported file and one in the run folder (if it can be written), so that either can be pushed."""
+def write_card(model: Model, path: Path, precision: str, parity: Parity) -> Path:
+    """The card of what was exported, beside it; none in the run folder, whose own decisions may be others."""
     text, beside = card(model, path.name, precision, parity), path.with_name("README.md")
     known = beside.read_text(encoding="utf-8", errors="replace") if beside.exists() else ""
     alone = all(each.name == path.name for each in path.parent.iterdir())
     if not alone and ("library_name: rfdlc" not in known or path.name not in known):
         beside = path.with_suffix(".md")  # a folder that is not the model's has a README of its own, or needs none
-    places = [place for place in dict.fromkeys((beside, model.path / "README.md")) if os.access(place.parent, os.W_OK)]
-    for place in places:
-        with replacing(place) as new:
-            new.write_text(text, encoding="utf-8")
-    return tuple(places)
+    with replacing(beside) as new:
+        new.write_text(text, encoding="utf-8")
+    return beside
 
 
 def card(model: Model, file: str, precision: str, parity: Parity) -> str:
