@@ -69,8 +69,13 @@ def test_samples_are_matched_by_id():
         logits=b.scores.values[:, order], targets=b.targets[order], ids=np.array(ids)[order], classes=b.classes
     )
     assert rfdlc.compare(a, turned, bootstrap=0)["nll"] == rfdlc.compare(a, b, bootstrap=0)["nll"]
-    with pytest.raises(InputError, match="different ids"):
+    with pytest.raises(InputError, match="no id in common"):
         rfdlc.compare(a, predictions(3, ids=[f"t{i}" for i in range(400)]))
+    some = Predictions(logits=b.scores.values[:, :150], targets=b.targets[:150], ids=ids[:150], classes=b.classes)
+    few = Predictions(logits=a.scores.values[:, :150], targets=a.targets[:150], ids=ids[:150], classes=a.classes)
+    with pytest.warns(UserWarning, match="only the 150 samples in common are compared, of 400 of .* and 150 of "):
+        found = rfdlc.compare(a, some, bootstrap=0)
+    assert found["nll"] == rfdlc.compare(few, some, bootstrap=0)["nll"]
     with pytest.raises(InputError, match="different samples"):
         rfdlc.compare(predictions(2), predictions(3, samples=300))
 

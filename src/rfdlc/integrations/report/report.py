@@ -136,6 +136,9 @@ def write_report(
         "runs": [_run_data(run, evaluations[run.name], most, images, seed) for run in track(runs, "Computing charts")],
     }
     for run, found in zip(runs[1:], data["runs"][1:], strict=True):
+        named = [set(own.predictions.ids) for own in (runs[0], run) if own.predictions.ids is not None]
+        if len(named) == 2 and named[0] != named[1]:  # the page has metrics of all samples
+            continue
         with suppress(InputError):  # other samples than those of the first run: not paired
             paired = compare_runs(runs[:1], [run], bootstrap, seed)
             found["compared"] = {d.name: [d.difference, d.low, d.high, d.p] for d in paired.differences}

@@ -1,9 +1,10 @@
 """What is reported: labelled predictions of a model and the Decider that turns them into actions."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -156,13 +157,19 @@ def compare(
 
 
 def compare_runs(a: Sequence[ReportRun], b: Sequence[ReportRun], bootstrap: int = 300, seed: int = 0) -> Comparison:
-    """Compare runs, whose samples are matched by id where all have ids."""
+    """Compare runs, whose samples are matched by id where all have ids: those that all of them have."""
     left, right = ([run.outcomes for run in side] for side in (a, b))
     ids = [run.predictions.ids for run in (*a, *b) if run.predictions.ids is not None]
     if len(ids) == len(a) + len(b) and all(len(each) == len(np.unique(each)) for each in ids):
-        left, right = ([run.outcomes.take(np.argsort(run.ids_of(slice(None)))) for run in side] for side in (a, b))
-        same = all(np.array_equal(np.sort(ids[0]), np.sort(each)) for each in ids)
-        expect(same, f"{a[0].name} and {b[0].name} have different ids: expected the same test samples")
+        shared = reduce(np.intersect1d, ids)
+        expect(len(shared), f"{a[0].name} and {b[0].name} have no id in common: expected the same test samples")
+        if max(map(len, ids)) > len(shared):
+            counts = " and ".join(f"{len(side[0].outcomes):,} of {side[0].name}" for side in (a, b))
+            warnings.warn(f"only the {len(shared):,} samples in common are compared, of {counts}", stacklevel=3)
+        places = [np.flatnonzero(np.isin(each, shared)) for each in ids]
+        places = [place[np.argsort(each[place])] for place, each in zip(places, map(np.asarray, ids), strict=True)]
+        found = [run.outcomes.take(place) for run, place in zip((*a, *b), places, strict=True)]
+        left, right = found[: len(a)], found[len(a) :]
     return compare_outcomes(left, right, (a[0].name, b[0].name), bootstrap, seed)
 
 
