@@ -358,6 +358,7 @@ def mislabelled(
     lines = [f"{against}, {weak:,} more have weak evidence ({f'{out} has' if out else '--out FILE writes'} all)."]
     right = f"The model is right for {found.accuracy:.0%} of the held-out samples, by their labels"
     lines += [right + (": most suspects will be its own mistakes." if found.accuracy < WEAK else ".")]
+    lines += ["Where classes overlap, right labels are among the suspects, too: look at each."] if found.strong else []
     lines += [f"Not judged, as they have one or two samples: {listing(found.unjudged)}."] if found.unjudged else []
     summary = {"samples": len(predictions), "accuracy": found.accuracy, "strong": found.strong, "suspects": rows}
     output(json, summary | {"not_judged": found.unjudged}, *([table] if found.strong else []), *lines)
