@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from contextlib import nullcontext
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,69 @@ def test_a_column_that_differs_apart_from_copies_names_rows(tmp_path: Path, copi
     assert data.train.ids is None
     share = f"{1500 / (1500 + copies):.1%}"
     assert any(f"'transaction_id' has a different value in {share} of the rows" in note for note in data.notes)
+
+
+def visits(tmp_path: Path, name: str, values: list[Any]) -> rfdlc.Dataset:
+    lines = [f"{value},{i * 37 % 10007 / 7:.3f},{'ab'[i % 2]}" for i, value in enumerate(values)]
+    (tmp_path / "t.csv").write_text("\n".join([f"{name},amount,label", *lines]))
+    return rfdlc.load(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("patient_id", [f"P{i // 2}" for i in range(2400)]),  # more texts than there may be categories
+        ("patient_id", [i // 2 for i in range(240)]),
+        ("patient_id", [f"{i // 2}.0" if i % 9 else "" for i in range(240)]),  # whole numbers, as floats
+        ("PatientID", [i % 47 for i in range(4700)]),  # people, in many rows each
+        ("customer", [i % 100 for i in range(300)]),
+        ("order_id", [i % 100 for i in range(300)]),
+        ("case", [*range(300)]),
+    ],
+)
+def test_an_identifier_is_never_a_feature(tmp_path: Path, name: str, values: list[Any]) -> None:
+    repeats = len(set(values)) < len(values)
+    with pytest.warns(UserWarning, match=f"use --groups {name}") if repeats else nullcontext():
+        data = visits(tmp_path, name, values)
+    assert data.encoder is not None
+    assert data.encoder.features == ("amount",)
+    assert data.encoder.identity == (None if repeats else name)
+    assert len([note for note in data.notes if f"'{name}'" in note and "was left out" in note]) == 1
+    if repeats and "" not in values:
+        grouped = rfdlc.load(tmp_path / "t.csv", groups=name)
+        assert grouped.test is not None
+        assert grouped.train.groups is not None
+        assert grouped.test.groups is not None
+        assert not set(grouped.train.groups) & set(grouped.test.groups)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("age", [i % 90 for i in range(240)]),
+        ("year", [1900 + i % 100 for i in range(240)]),
+        ("zip", [10000 + 7 * (i // 2) for i in range(240)]),
+        ("cases", [i % 90 for i in range(240)]),
+        ("index", [i % 90 for i in range(240)]),
+        ("ward_id", [i % 5 for i in range(240)]),
+        ("user", [i % 90 + 0.5 for i in range(240)]),
+        ("humid", [i % 90 for i in range(240)]),
+    ],
+)
+def test_other_numbers_stay_features(tmp_path: Path, name: str, values: list[Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = visits(tmp_path, name, values)
+    assert data.encoder is not None
+    assert data.encoder.features == (name, "amount")
+
+
+@pytest.mark.parametrize("text", ["", "S"])
+def test_an_identifier_of_few_kinds_is_a_feature_with_a_warning(tmp_path: Path, text: str) -> None:
+    with pytest.warns(UserWarning, match="'store_id' became .*; it looks like an identifier: groups=store_id"):
+        data = visits(tmp_path, "store_id", [f"{text}{i % 30}" for i in range(3000)])
+    assert data.encoder is not None
+    assert len(data.encoder.features) == 1 + (30 if text else 1)
 
 
 @pytest.mark.parametrize("trained", [[True, False], ["true", "false"], ["TRUE", "FALSE"]])
