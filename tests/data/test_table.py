@@ -281,8 +281,33 @@ def test_a_text_among_numbers_is_told(tmp_path: Path) -> None:
         data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
     assert data.encoder is not None
     assert data.encoder.features[-2:] == ("mass", "mass is missing")
-    with pytest.raises(InputError, match=r"; 'unknown' is not a number.*too many to be categories"):
+    with pytest.raises(InputError, match=r"too many to be categories .*; 'unknown' is not a number"):
         TableEncoder.fit({"age": [*map(str, range(2000)), "unknown"]})
+
+
+@pytest.mark.parametrize(
+    ("cell", "used"),
+    [("<20", "10, half of the limit"), ("> 500", "500, the limit"), ("\u2264 0,5", "0.25, half of the limit")],
+)
+def test_a_limit_of_detection_is_not_a_missing_value(tmp_path: Path, cell: str, used: str) -> None:
+    fix = f"'{cell}' is not a number but a limit, and not a missing value: write a number (for '{cell}' such as {used})"
+    for count in (60, 2400):
+        lines = [f'"{cell if i % 5 == 0 else i + 20.5}",{"ab"[i % 2]}' for i in range(count)]
+        (tmp_path / "t.csv").write_text("\n".join(["ferritin,label", *lines]))
+        many = count > 1000
+        with pytest.raises(InputError) if many else pytest.warns(UserWarning, match="became .* features") as told:
+            rfdlc.load(tmp_path / "t.csv", test_fraction=0)
+        said = str(told.value if isinstance(told, pytest.ExceptionInfo) else told[0].message)
+        assert fix in said
+        assert "empty" not in said
+        assert "groups" not in said
+        assert ("--drop ferritin" in said) == many
+
+
+def test_too_many_texts_are_left_out_or_groups() -> None:
+    with pytest.raises(InputError, match=r"--drop ward; .*if rows .* belong together, name it with --groups$") as told:
+        TableEncoder.fit({"ward": [f"w{i}" for i in range(1001)]})
+    assert "numbers" not in str(told.value)
 
 
 def test_decimal_commas_are_numbers(tmp_path: Path) -> None:
@@ -445,7 +470,7 @@ def test_other_wrong_files(path: Path) -> None:
 
 def test_too_many_categories() -> None:
     cells = [f"c{i // 2}" for i in range(2400)]
-    with pytest.raises(InputError, match="column 'city' has 1200 different texts: too many"):
+    with pytest.raises(InputError, match="column 'city' has 1200 different texts, too many"):
         TableEncoder.fit({"city": cells})
     both = r"'city' has 1200 .*'last word' has 1200 .*--drop city --drop 'last word'; .* drop=\['city', 'last word'\]"
     with pytest.raises(InputError, match=both):

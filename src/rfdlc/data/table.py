@@ -23,6 +23,7 @@ FEW = 0.1  # a column with a smaller share of texts among its different values w
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 DOTTED = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)", re.ASCII)  # day, month, year
 GROUPED = re.compile(r"[-+]?\d{1,3}([.,' \u00a0\u202f]\d{3})+([.,]\d+)?", re.ASCII)  # with thousands separators
+LIMIT = re.compile(r"[<>\u2264\u2265]=?\s*\d+([.,]\d+)?", re.ASCII)  # below or above what can be measured
 DIGITS = re.compile(r"\d+", re.ASCII)
 DECIMAL = re.compile(r"[-+]?\d+([.,]\d+)?", re.ASCII)
 UNSEEN = "column {!r} has categories that training did not see{}: for the model these rows have none of its categories"
@@ -166,8 +167,19 @@ def strays_among(values: Sequence[str]) -> str:
     for kind, fits in (("number", is_number), ("date", is_date)):
         texts = [text for text in values if not fits(text)]
         if 0 < len(texts) < FEW * len(values):
-            return f"; {listing(map(repr, texts), 3)} is not a {kind}: such cells may be left empty"
+            limits = [text for text in texts if LIMIT.fullmatch(text)]
+            missing = f"{listing(map(repr, texts), 3)} is not a {kind}: such cells may be left empty"
+            return f"; {_beyond(limits) if limits else missing}"
     return ""
+
+
+def _beyond(limits: Sequence[str]) -> str:
+    """What to write for values beyond a limit of detection, which are not missing."""
+    sign, number = re.findall(r"^.|[\d.,]+$", limits[0])
+    value, below = float(number.replace(",", ".")), sign in "<\u2264"
+    used = f"{value / 2:g}, half of the limit" if below else f"{value:g}, the limit"
+    told = f"{listing(map(repr, limits), 3)} is not a number but a limit, and not a missing value"
+    return f"{told}: write a number (for {limits[0]!r} such as {used}); a yes/no column may mark such cells"
 
 
 def frame_columns(frame: Any) -> dict[str, Column]:
@@ -297,10 +309,15 @@ class TableEncoder:
     def fit(cls, table: Mapping[str, Cells]) -> "TableEncoder":
         columns = tuple(ColumnCode.fit(name, parse_column(name, cells)) for name, cells in table.items())
         many = {each.name: each.categories for each in columns if len(each.categories) > MOST_CATEGORIES}
-        each = (f"column {name!r} has {len(own)} different texts{strays_among(own)}" for name, own in many.items())
-        fix = f"leave out what is no category ({' '.join(f'--drop {shlex.quote(name)}' for name in many)}; in Python"
-        fix = f"{fix} drop={[*many]}), or turn it into numbers"
-        expect(not many, f"{listing(each)}: too many to be categories (at most {MOST_CATEGORIES}); {fix}")
+        strays = {name: strays_among(own) for name, own in many.items()}
+        most = f"too many to be categories (at most {MOST_CATEGORIES})"
+        each = [f"column {name!r} has {len(own)} different texts, {most}{strays[name]}" for name, own in many.items()]
+        drop = f"({' '.join(f'--drop {shlex.quote(name)}' for name in many)}; in Python drop={[*many]})"
+        groups = "" if all(strays.values()) else "; if rows with the same text belong together, name it with --groups"
+        expect(
+            not many,
+            f"{listing(each)}{'; or' if any(strays.values()) else ':'} leave out what is not a category {drop}{groups}",
+        )
         return cls(columns)
 
     @property
