@@ -149,7 +149,7 @@ def test_columns_that_may_be_the_class_come_first(patients):
 
 
 def test_identifiers_and_groups_in_two_splits_are_told(patients):
-    told = "column 'patient_id' is an identifier by its name (60 different values in 120 rows) and was left out"
+    told = "column 'patient_id' is an identifier by its name (60 values in 120 rows) and was left out"
     with pytest.warns(UserWarning, match="use --groups patient_id"):
         data = rfdlc.load(patients, target="diagnosis")
     assert any(note.startswith(told) for note in data.notes)

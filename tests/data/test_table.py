@@ -145,7 +145,9 @@ def test_categories_written_in_another_way_are_told() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert encoder.transform({"sex": ["f", "m"]}).any()
-        assert not encoder.transform({"sex": ["x"]}).any()  # one row, as a server gets them
+    with pytest.warns(UserWarning, match=r"did not see \(x\): .* none of its categories \(f, m\)$") as warned:
+        assert not encoder.transform({"sex": ["x"]}).any()  # one row
+    assert len(warned) == 1
 
 
 def test_values_that_are_missing_as_never_in_training_are_told() -> None:
@@ -164,10 +166,69 @@ def test_values_that_are_missing_as_never_in_training_are_told() -> None:
     encoder.transform({"sex": ["f"], "age": ["?"], "when": [None]}, doubts)
     used = [text.partition("training: ")[2] for text in doubts]
     assert used == ["the model uses the median 2 there", "the model uses the median 2024-01-03 there"]
+    with pytest.warns(UserWarning, match="column 'sex' is empty in 100% of the rows, but never was in training"):
+        encoder.transform({name: [*cells[:1]] for name, cells in rows.items()})  # one row
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        encoder.transform({name: [*cells[:1]] for name, cells in rows.items()})  # one row, as a server gets them
         TableEncoder.fit({"sex": ["f", None], "age": [1, None]}).transform({"sex": [None] * 2, "age": [None] * 2})
+
+
+RANGES: dict[str, list[Any]] = {
+    "age": [18, 95, 40],
+    "crp": [0.1, 300, 2],
+    "delta": [-1, 1, None],
+    "when": ["2024-01-01", "2024-01-31", "2024-01-11"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "outside", "told"),
+    [
+        ("age", 172, 610, "(610; there 18 to 95)"),  # 95 and the range of 77
+        ("age", 0, -1, "(-1; there 18 to 95)"),
+        ("crp", 599.9, 600, "(600; there 0.1 to 300)"),
+        ("crp", 0, -5, "(-5; there 0.1 to 300)"),  # negative, as never in training
+        ("delta", -3, -3.5, "(-3.5; there -1 to 1)"),
+        ("when", "2024-03-01", "2024-03-02", "(2024-03-02; there 2024-01-01 to 2024-01-31)"),
+        ("when", "2023-12-02", "1969-01-01", "(1969-01-01; there 2024-01-01 to 2024-01-31)"),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_numbers_far_outside_of_training_are_named(name: str, inside: Any, outside: Any, told: str, rows: int) -> None:
+    encoder = TableEncoder.from_dict(json.loads(json.dumps(TableEncoder.fit(RANGES).to_dict())))
+    usual = {column: cells[:1] * rows for column, cells in RANGES.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder.transform({**usual, name: [inside] * rows})
+    start = f"column '{name}' has values far outside of those in training"
+    with pytest.warns(UserWarning, match=start) as warned:
+        encoder.transform({**usual, name: [outside] * rows})
+    assert [str(each.message).partition(": ")[0] for each in warned] == [f"{start} {told}"]
+    doubts = list[str]()
+    encoder.transform({**usual, name: [outside] * rows}, doubts)
+    assert [doubt.partition(":")[0] for doubt in doubts] == [start]  # as a server answers: no cell, no range
+
+
+def test_an_encoder_without_ranges_names_no_number() -> None:
+    table = TableEncoder.fit(RANGES).to_dict()
+    for column in table["columns"]:
+        del column["low"], column["high"]
+    encoder = TableEncoder.from_dict(table)
+    assert encoder == TableEncoder.fit(RANGES)  # so that a data set read now fits to a model of before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder.transform({column: cells[:1] for column, cells in RANGES.items()} | {"age": [610]})
+
+
+def test_a_column_is_named_once_however_many_chunks_are_read(tmp_path: Path) -> None:
+    lines = [f"{610 + i},{'xyz'[i % 3]},{'' if i % 2 else 1}" for i in range(12)]
+    (tmp_path / "new.csv").write_text("\n".join(["age,sex,mass", *lines]))
+    encoder = TableEncoder.fit({"age": [18, 95], "sex": ["f", "m"], "mass": [1, 2]})
+    samples = open_samples(tmp_path / "new.csv", InputSpec(Classes(("a", "b")), (4,), encoder))
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        for start in (0, 3, 6, 9):
+            samples.read(range(start, start + 3))
+    assert sorted(str(each.message).split("'")[1] for each in warned) == ["age", "mass", "sex"]
 
 
 @pytest.mark.parametrize("cell", ["41.97 EUR", "1e50"])
@@ -236,6 +297,7 @@ def test_an_identifier_is_never_a_feature(tmp_path: Path, name: str, values: lis
         ("cases", [i % 90 for i in range(240)]),
         ("index", [i % 90 for i in range(240)]),
         ("ward_id", [i % 5 for i in range(240)]),
+        ("store_id", [i % 31 for i in range(3100)]),
         ("user", [i % 90 + 0.5 for i in range(240)]),
         ("humid", [i % 90 for i in range(240)]),
     ],
@@ -248,12 +310,11 @@ def test_other_numbers_stay_features(tmp_path: Path, name: str, values: list[Any
     assert data.encoder.features == (name, "amount")
 
 
-@pytest.mark.parametrize("text", ["", "S"])
-def test_an_identifier_of_few_kinds_is_a_feature_with_a_warning(tmp_path: Path, text: str) -> None:
+def test_an_identifier_of_few_kinds_is_a_category_with_a_warning(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="'store_id' became .*; it looks like an identifier: groups=store_id"):
-        data = visits(tmp_path, "store_id", [f"{text}{i % 30}" for i in range(3000)])
+        data = visits(tmp_path, "store_id", [f"S{i % 30}" for i in range(3000)])
     assert data.encoder is not None
-    assert len(data.encoder.features) == 1 + (30 if text else 1)
+    assert len(data.encoder.features) == 31
 
 
 @pytest.mark.parametrize("trained", [[True, False], ["true", "false"], ["TRUE", "FALSE"]])
