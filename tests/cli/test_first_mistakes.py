@@ -149,9 +149,12 @@ def test_columns_that_may_be_the_class_come_first(patients):
 
 
 def test_identifiers_and_groups_in_two_splits_are_told(patients):
-    told = "column 'patient_id' became 41 features, one per category; it looks like an identifier: groups=patient_id"
-    with pytest.warns(UserWarning, match="it looks like an identifier"):
-        assert any(note.startswith(told) for note in rfdlc.load(patients, target="diagnosis").notes)
+    told = "column 'patient_id' is an identifier by its name (60 values in 120 rows) and was left out"
+    with pytest.warns(UserWarning, match="use --groups patient_id"):
+        data = rfdlc.load(patients, target="diagnosis")
+    assert any(note.startswith(told) for note in data.notes)
+    assert data.encoder is not None
+    assert "patient_id" not in {column.name for column in data.encoder.columns}
     notes = rfdlc.load(patients, target="diagnosis", groups="patient_id").notes
     assert "1 groups of the split test are in the training split, too: its scores look better than they are" in notes
     frame = pd.read_csv(patients / "test.csv")[1:]

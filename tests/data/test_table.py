@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from contextlib import nullcontext
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,9 @@ def test_categories_written_in_another_way_are_told() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert encoder.transform({"sex": ["f", "m"]}).any()
-        assert not encoder.transform({"sex": ["x"]}).any()  # one row, as a server gets them
+    with pytest.warns(UserWarning, match=r"did not see \(x\): .* none of its categories \(f, m\)$") as warned:
+        assert not encoder.transform({"sex": ["x"]}).any()  # one row
+    assert len(warned) == 1
 
 
 def test_values_that_are_missing_as_never_in_training_are_told() -> None:
@@ -163,10 +166,69 @@ def test_values_that_are_missing_as_never_in_training_are_told() -> None:
     encoder.transform({"sex": ["f"], "age": ["?"], "when": [None]}, doubts)
     used = [text.partition("training: ")[2] for text in doubts]
     assert used == ["the model uses the median 2 there", "the model uses the median 2024-01-03 there"]
+    with pytest.warns(UserWarning, match="column 'sex' is empty in 100% of the rows, but never was in training"):
+        encoder.transform({name: [*cells[:1]] for name, cells in rows.items()})  # one row
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        encoder.transform({name: [*cells[:1]] for name, cells in rows.items()})  # one row, as a server gets them
         TableEncoder.fit({"sex": ["f", None], "age": [1, None]}).transform({"sex": [None] * 2, "age": [None] * 2})
+
+
+RANGES: dict[str, list[Any]] = {
+    "age": [18, 95, 40],
+    "crp": [0.1, 300, 2],
+    "delta": [-1, 1, None],
+    "when": ["2024-01-01", "2024-01-31", "2024-01-11"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "outside", "told"),
+    [
+        ("age", 172, 610, "(610; there 18 to 95)"),  # 95 and the range of 77
+        ("age", 0, -1, "(-1; there 18 to 95)"),
+        ("crp", 599.9, 600, "(600; there 0.1 to 300)"),
+        ("crp", 0, -5, "(-5; there 0.1 to 300)"),  # negative, as never in training
+        ("delta", -3, -3.5, "(-3.5; there -1 to 1)"),
+        ("when", "2024-03-01", "2024-03-02", "(2024-03-02; there 2024-01-01 to 2024-01-31)"),
+        ("when", "2023-12-02", "1969-01-01", "(1969-01-01; there 2024-01-01 to 2024-01-31)"),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_numbers_far_outside_of_training_are_named(name: str, inside: Any, outside: Any, told: str, rows: int) -> None:
+    encoder = TableEncoder.from_dict(json.loads(json.dumps(TableEncoder.fit(RANGES).to_dict())))
+    usual = {column: cells[:1] * rows for column, cells in RANGES.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder.transform({**usual, name: [inside] * rows})
+    start = f"column '{name}' has values far outside of those in training"
+    with pytest.warns(UserWarning, match=start) as warned:
+        encoder.transform({**usual, name: [outside] * rows})
+    assert [str(each.message).partition(": ")[0] for each in warned] == [f"{start} {told}"]
+    doubts = list[str]()
+    encoder.transform({**usual, name: [outside] * rows}, doubts)
+    assert [doubt.partition(":")[0] for doubt in doubts] == [start]  # as a server answers: no cell, no range
+
+
+def test_an_encoder_without_ranges_names_no_number() -> None:
+    table = TableEncoder.fit(RANGES).to_dict()
+    for column in table["columns"]:
+        del column["low"], column["high"]
+    encoder = TableEncoder.from_dict(table)
+    assert encoder == TableEncoder.fit(RANGES)  # so that a data set read now fits to a model of before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder.transform({column: cells[:1] for column, cells in RANGES.items()} | {"age": [610]})
+
+
+def test_a_column_is_named_once_however_many_chunks_are_read(tmp_path: Path) -> None:
+    lines = [f"{610 + i},{'xyz'[i % 3]},{'' if i % 2 else 1}" for i in range(12)]
+    (tmp_path / "new.csv").write_text("\n".join(["age,sex,mass", *lines]))
+    encoder = TableEncoder.fit({"age": [18, 95], "sex": ["f", "m"], "mass": [1, 2]})
+    samples = open_samples(tmp_path / "new.csv", InputSpec(Classes(("a", "b")), (4,), encoder))
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        for start in (0, 3, 6, 9):
+            samples.read(range(start, start + 3))
+    assert sorted(str(each.message).split("'")[1] for each in warned) == ["age", "mass", "sex"]
 
 
 @pytest.mark.parametrize("cell", ["41.97 EUR", "1e50"])
@@ -190,6 +252,69 @@ def test_a_column_that_differs_apart_from_copies_names_rows(tmp_path: Path, copi
     assert data.train.ids is None
     share = f"{1500 / (1500 + copies):.1%}"
     assert any(f"'transaction_id' has a different value in {share} of the rows" in note for note in data.notes)
+
+
+def visits(tmp_path: Path, name: str, values: list[Any]) -> rfdlc.Dataset:
+    lines = [f"{value},{i * 37 % 10007 / 7:.3f},{'ab'[i % 2]}" for i, value in enumerate(values)]
+    (tmp_path / "t.csv").write_text("\n".join([f"{name},amount,label", *lines]))
+    return rfdlc.load(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("patient_id", [f"P{i // 2}" for i in range(2400)]),  # more texts than there may be categories
+        ("patient_id", [i // 2 for i in range(240)]),
+        ("patient_id", [f"{i // 2}.0" if i % 9 else "" for i in range(240)]),  # whole numbers, as floats
+        ("PatientID", [i % 47 for i in range(4700)]),  # people, in many rows each
+        ("customer", [i % 100 for i in range(300)]),
+        ("order_id", [i % 100 for i in range(300)]),
+        ("case", [*range(300)]),
+    ],
+)
+def test_an_identifier_is_never_a_feature(tmp_path: Path, name: str, values: list[Any]) -> None:
+    repeats = len(set(values)) < len(values)
+    with pytest.warns(UserWarning, match=f"use --groups {name}") if repeats else nullcontext():
+        data = visits(tmp_path, name, values)
+    assert data.encoder is not None
+    assert data.encoder.features == ("amount",)
+    assert data.encoder.identity == (None if repeats else name)
+    assert len([note for note in data.notes if f"'{name}'" in note and "was left out" in note]) == 1
+    if repeats and "" not in values:
+        grouped = rfdlc.load(tmp_path / "t.csv", groups=name)
+        assert grouped.test is not None
+        assert grouped.train.groups is not None
+        assert grouped.test.groups is not None
+        assert not set(grouped.train.groups) & set(grouped.test.groups)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("age", [i % 90 for i in range(240)]),
+        ("year", [1900 + i % 100 for i in range(240)]),
+        ("zip", [10000 + 7 * (i // 2) for i in range(240)]),
+        ("cases", [i % 90 for i in range(240)]),
+        ("index", [i % 90 for i in range(240)]),
+        ("ward_id", [i % 5 for i in range(240)]),
+        ("store_id", [i % 31 for i in range(3100)]),
+        ("user", [i % 90 + 0.5 for i in range(240)]),
+        ("humid", [i % 90 for i in range(240)]),
+    ],
+)
+def test_other_numbers_stay_features(tmp_path: Path, name: str, values: list[Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = visits(tmp_path, name, values)
+    assert data.encoder is not None
+    assert data.encoder.features == (name, "amount")
+
+
+def test_an_identifier_of_few_kinds_is_a_category_with_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="'store_id' became .*; it looks like an identifier: groups=store_id"):
+        data = visits(tmp_path, "store_id", [f"S{i % 30}" for i in range(3000)])
+    assert data.encoder is not None
+    assert len(data.encoder.features) == 31
 
 
 @pytest.mark.parametrize("trained", [[True, False], ["true", "false"], ["TRUE", "FALSE"]])
@@ -217,8 +342,33 @@ def test_a_text_among_numbers_is_told(tmp_path: Path) -> None:
         data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
     assert data.encoder is not None
     assert data.encoder.features[-2:] == ("mass", "mass is missing")
-    with pytest.raises(InputError, match=r"; 'unknown' is not a number.*too many to be categories"):
+    with pytest.raises(InputError, match=r"too many to be categories .*; 'unknown' is not a number"):
         TableEncoder.fit({"age": [*map(str, range(2000)), "unknown"]})
+
+
+@pytest.mark.parametrize(
+    ("cell", "used"),
+    [("<20", "10, half of the limit"), ("> 500", "500, the limit"), ("\u2264 0,5", "0.25, half of the limit")],
+)
+def test_a_limit_of_detection_is_not_a_missing_value(tmp_path: Path, cell: str, used: str) -> None:
+    fix = f"'{cell}' is not a number but a limit, and not a missing value: write a number (for '{cell}' such as {used})"
+    for count in (60, 2400):
+        lines = [f'"{cell if i % 5 == 0 else i + 20.5}",{"ab"[i % 2]}' for i in range(count)]
+        (tmp_path / "t.csv").write_text("\n".join(["ferritin,label", *lines]))
+        many = count > 1000
+        with pytest.raises(InputError) if many else pytest.warns(UserWarning, match="became .* features") as told:
+            rfdlc.load(tmp_path / "t.csv", test_fraction=0)
+        said = str(told.value if isinstance(told, pytest.ExceptionInfo) else told[0].message)
+        assert fix in said
+        assert "empty" not in said
+        assert "groups" not in said
+        assert ("--drop ferritin" in said) == many
+
+
+def test_too_many_texts_are_left_out_or_groups() -> None:
+    with pytest.raises(InputError, match=r"--drop ward; .*if rows .* belong together, name it with --groups$") as told:
+        TableEncoder.fit({"ward": [f"w{i}" for i in range(1001)]})
+    assert "numbers" not in str(told.value)
 
 
 def test_decimal_commas_are_numbers(tmp_path: Path) -> None:
@@ -381,7 +531,7 @@ def test_other_wrong_files(path: Path) -> None:
 
 def test_too_many_categories() -> None:
     cells = [f"c{i // 2}" for i in range(2400)]
-    with pytest.raises(InputError, match="column 'city' has 1200 different texts: too many"):
+    with pytest.raises(InputError, match="column 'city' has 1200 different texts, too many"):
         TableEncoder.fit({"city": cells})
     both = r"'city' has 1200 .*'last word' has 1200 .*--drop city --drop 'last word'; .* drop=\['city', 'last word'\]"
     with pytest.raises(InputError, match=both):

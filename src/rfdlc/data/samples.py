@@ -222,12 +222,13 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
     rows = TableRows(path, split, target_column(path, spec, features), spec.classes.names)
     others = [name for name in rows.names if name not in features]
     identity = encoder.identity if encoder.identity in others else next(filter(names_rows, others), None)
+    told = set[str]()  # each column is named once, however many chunks there are
 
     def read(wanted: range) -> Chunk:
         cells = rows[wanted]
         ids = None if identity is None else [str(cell) for cell in cells[identity].to_pylist()]
         try:
-            features = encoder.transform(cells, start=wanted.start)
+            features = encoder.transform(cells, start=wanted.start, told=told)
         except InputError as error:
             raise InputError(f"{path}{'' if split is None else f', split {split}'}: {error}") from None
         return Chunk(Split(features, rows.labels[wanted.start : wanted.stop], ids))

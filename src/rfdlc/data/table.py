@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -23,15 +23,23 @@ FEW = 0.1  # a column with a smaller share of texts among its different values w
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 DOTTED = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)", re.ASCII)  # day, month, year
 GROUPED = re.compile(r"[-+]?\d{1,3}([.,' \u00a0\u202f]\d{3})+([.,]\d+)?", re.ASCII)  # with thousands separators
+LIMIT = re.compile(r"[<>\u2264\u2265]=?\s*\d+([.,]\d+)?", re.ASCII)  # below or above what can be measured
 DIGITS = re.compile(r"\d+", re.ASCII)
 DECIMAL = re.compile(r"[-+]?\d+([.,]\d+)?", re.ASCII)
-UNSEEN = "column {!r} has categories that training did not see{}: for the model these rows have none of its categories"
+UNSEEN = (
+    "column {!r} has categories that training did not see{}: for the model these rows have none of its categories{}"
+)
+OUTSIDE = "column {!r} has values far outside of those in training{}: the model extrapolates, check values and units"
+NOTHING = (
+    "column {!r} holds nothing that training saw (here {}; there {}): it tells the model nothing, write it as there"
+)
 EMPTY = "column {!r} is empty in {} of the rows, but never was in training: {}"
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
 ROUNDED = 1e-3  # rounding to 32 bits may move a number by this share of its column's spread; a Unix time moves by 64
 
 Column = NDArray[Any]  # float64 with nan, datetime64 with NaT, or objects: text, and None for a missing value
 Cells = Any  # as they are read: a sequence, an array, or a column of pyarrow
+Doubt = tuple[str, str, str]  # what is unlike in training: a key of its kind and column, text, and text without cells
 
 
 def blurred(column: NDArray[Any]) -> bool:
@@ -166,8 +174,18 @@ def strays_among(values: Sequence[str]) -> str:
     for kind, fits in (("number", is_number), ("date", is_date)):
         texts = [text for text in values if not fits(text)]
         if 0 < len(texts) < FEW * len(values):
-            return f"; {listing(map(repr, texts), 3)} is not a {kind}: such cells may be left empty"
+            limits = [text for text in texts if LIMIT.fullmatch(text)]
+            missing = f"{listing(map(repr, texts), 3)} is not a {kind}: such cells may be left empty"
+            return f"; {_beyond(limits) if limits else missing}"
     return ""
+
+
+def _beyond(limits: Sequence[str]) -> str:
+    """What to write for values beyond a limit of detection, which are not missing."""
+    value = float(re.sub(r"[^\d.]", "", limits[0].replace(",", ".")))
+    used = f"{value / 2:g}, half of the limit" if limits[0][0] in "<\u2264" else f"{value:g}, the limit"
+    told = f"{listing(map(repr, limits), 3)} is not a number but a limit, and not a missing value"
+    return f"{told}: write a number (for {limits[0]!r} such as {used}); a yes/no column may mark such cells"
 
 
 def frame_columns(frame: Any) -> dict[str, Column]:
@@ -189,6 +207,8 @@ class ColumnCode:
     categories: tuple[str, ...] = ()  # of a column of text
     counts_missing: bool = False  # whether missing is a category of its own
     is_date: bool = False  # whether the number is that of days since 1970-01-01 (UTC)
+    low: float | None = field(default=None, compare=False)  # the least number in training; older encoders have none
+    high: float | None = field(default=None, compare=False)
 
     @classmethod
     def fit(cls, name: str, column: Column) -> "ColumnCode":
@@ -196,7 +216,8 @@ class ColumnCode:
             numbers, is_date = as_numbers(column), column.dtype != np.float64
             median, flags = float(np.nanmedian(numbers)), bool(np.isnan(numbers).any())
             offset = median if blurred(numbers) else 0.0
-            return cls(name, median=median, offset=offset, flags_missing=flags, is_date=is_date)
+            low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
+            return cls(name, median, offset, flags, is_date=is_date, low=low, high=high)
         found = set(column.tolist())
         return cls(name, categories=tuple(sorted(found - {None})), counts_missing=None in found)
 
@@ -235,41 +256,44 @@ class ColumnCode:
     def filling(self) -> str:
         """What the model gets for a missing value."""
         assert self.median is not None
-        return f"the median {np.datetime64(int(self.median), 'D') if self.is_date else format(self.median, 'g')}"
+        return f"the median {self._shown(self.median)}"
 
-    def _tell_missing(self, missing: NDArray[np.bool_], doubts: list[str] | None) -> None:
+    def _shown(self, number: float) -> str:
+        return str(np.datetime64(int(number), "D")) if self.is_date else format(number, "g")
+
+    def _tell_missing(self, missing: NDArray[np.bool_], doubts: list[Doubt]) -> None:
         """Say that values are missing where training had none; of the items of a list, the first speaks for all."""
         known = self.flags_missing or self.counts_missing or (self.is_item and not self.name.endswith("[0]"))
-        if known or not missing.any() or (doubts is None and len(missing) == 1):
+        if not known and missing.any():
+            share, none = missing.mean(), "for the model these rows have none of its categories"
+            used = none if self.median is None else f"the model uses {self.filling} there"
+            said = EMPTY.format(self.name, f"{share:.0%}" if share >= 0.01 else "less than 1%", used)
+            doubts.append((EMPTY.format(self.name, "", ""), said, said))
+
+    def _tell_unseen(self, present: Sequence[str], doubts: list[Doubt]) -> None:
+        if unseen := sorted(set(present) - self._spellings.keys()) if self.categories else []:
+            here, brief = listing(unseen, 3), UNSEEN.format(self.name, "", "")
+            said = UNSEEN.format(self.name, f" ({here})", f" ({listing(self.categories)})")
+            if len(present) > 1 and self._spellings.keys().isdisjoint(present):
+                said = NOTHING.format(self.name, here, listing(self.categories, 3))
+            doubts.append((brief, said, brief))
+
+    def _tell_outside(self, numbers: NDArray[np.float64], doubts: list[Doubt]) -> None:
+        """Say that numbers are further out than the range is wide, or negative as never in training."""
+        if self.low is None or self.high is None or self.is_item:
             return
-        share, none = missing.mean(), "for the model these rows have none of its categories"
-        used = none if self.median is None else f"the model uses {self.filling} there"
-        said = EMPTY.format(self.name, f"{share:.0%}" if share >= 0.01 else "less than 1%", used)
-        if doubts is None:
-            warnings.warn(said, stacklevel=5)
-        else:
-            doubts.append(said)
+        beyond = np.maximum(self.low - numbers, numbers - self.high)
+        far = (beyond > self.high - self.low) | ((numbers < 0) & (self.low >= 0 and not self.is_date))
+        if far.any():
+            here = listing(map(self._shown, np.unique(numbers[far])), 3)
+            said = OUTSIDE.format(self.name, f" ({here}; there {self._shown(self.low)} to {self._shown(self.high)})")
+            doubts.append((OUTSIDE.format(self.name, ""), said, OUTSIDE.format(self.name, "")))
 
-    def transform(self, cells: Cells, doubts: list[str] | None = None, start: int = 0) -> NDArray[Any]:
-        """Features (N, F) of the column, as scikit-learn's `transform` gives them; unseen categories are all zeros.
-
-        These, and values that are missing as never in training, are a warning, or added to `doubts` without quotes.
-        """
+    def transform(self, cells: Cells, doubts: list[Doubt], start: int = 0) -> NDArray[Any]:
+        """Features (N, F); unseen categories are all zeros. What is unlike in training is added to `doubts`."""
         if self.median is None:
             texts, places = text_column(cells).tolist(), self._spellings
-            present = [text for text in texts if text is not None]
-            told = self.categories and (len(present) > 1 or doubts is not None)
-            unseen = sorted(set(present) - places.keys()) if told else []
-            if doubts is not None:
-                doubts += [UNSEEN.format(self.name, "")] if unseen else []
-            elif unseen and places.keys().isdisjoint(present):
-                warnings.warn(
-                    f"column {self.name!r} holds nothing that training saw (here {listing(sorted(set(present)), 3)}; "
-                    f"there {listing(self.categories, 3)}): it tells the model nothing, write its values as there",
-                    stacklevel=4,
-                )
-            elif unseen:
-                warnings.warn(UNSEEN.format(self.name, f" ({listing(unseen, 3)})"), stacklevel=4)
+            self._tell_unseen([text for text in texts if text is not None], doubts)
             self._tell_missing(np.array([text is None for text in texts], dtype=np.bool_), doubts)
             found = np.fromiter((places.get(text, -1) for text in texts), np.int64, len(texts))
             return found[:, None] == np.arange(len(self._places))
@@ -282,6 +306,7 @@ class ColumnCode:
         numbers = as_numbers(column)
         missing = np.isnan(numbers)
         self._tell_missing(missing, doubts)
+        self._tell_outside(numbers, doubts)
         filled = np.where(missing, self.median, numbers) - self.offset
         return np.stack([filled, missing], axis=1) if self.flags_missing else filled[:, None]
 
@@ -297,10 +322,12 @@ class TableEncoder:
     def fit(cls, table: Mapping[str, Cells]) -> "TableEncoder":
         columns = tuple(ColumnCode.fit(name, parse_column(name, cells)) for name, cells in table.items())
         many = {each.name: each.categories for each in columns if len(each.categories) > MOST_CATEGORIES}
-        each = (f"column {name!r} has {len(own)} different texts{strays_among(own)}" for name, own in many.items())
-        fix = f"leave out what is no category ({' '.join(f'--drop {shlex.quote(name)}' for name in many)}; in Python"
-        fix = f"{fix} drop={[*many]}), or turn it into numbers"
-        expect(not many, f"{listing(each)}: too many to be categories (at most {MOST_CATEGORIES}); {fix}")
+        strays = {name: strays_among(own) for name, own in many.items()}
+        most = f"too many to be categories (at most {MOST_CATEGORIES})"
+        each = [f"column {name!r} has {len(own)} different texts, {most}{strays[name]}" for name, own in many.items()]
+        fix = f"leave out what is not a category ({' '.join(f'--drop {shlex.quote(name)}' for name in many)}; in Python"
+        groups = "" if all(strays.values()) else "; if rows with the same text belong together, name it with --groups"
+        expect(not many, f"{listing(each)}; {fix} drop={[*many]}){groups}")
         return cls(columns)
 
     @property
@@ -318,16 +345,23 @@ class TableEncoder:
         return np.array([kind for column in self.columns for kind in column.features.values()])
 
     def transform(
-        self, table: Mapping[str, Cells], doubts: list[str] | None = None, start: int = 0
+        self, table: Mapping[str, Cells], doubts: list[str] | None = None, start: int = 0, told: set[str] | None = None
     ) -> NDArray[np.float32]:
-        """Features of rows given as {column: cells}; further columns are ignored, unseen categories are all zeros."""
+        """Features of rows {column: cells}. What is unlike in training: a warning unless `told`, or one of `doubts`."""
         absent = [column.name for column in self.columns if column.name not in table]
         expect(not absent, f"the rows lack the columns {listing(absent)}: expected all that training had")
         lengths = {column.name: len(table[column.name]) for column in self.columns}
         if len(set(lengths.values())) > 1:
-            told = listing(f"{name} has {length}" for name, length in lengths.items())
-            expect(False, f"the columns differ in length: {told}")
-        features = [column.transform(table[column.name], doubts, start) for column in self.columns]
+            sizes = listing(f"{name} has {length}" for name, length in lengths.items())
+            expect(False, f"the columns differ in length: {sizes}")
+        found, told = list[Doubt](), set() if told is None else told
+        features = [column.transform(table[column.name], found, start) for column in self.columns]
+        for key, text, unquoted in found:
+            if doubts is not None:
+                doubts.append(unquoted)
+            elif key not in told:
+                warnings.warn(text, stacklevel=2)
+                told.add(key)
         return np.concatenate(features, axis=1, dtype=np.float32)
 
     def encode(self, samples: Any) -> Any:

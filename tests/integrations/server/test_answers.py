@@ -212,9 +212,12 @@ def test_rows_of_a_table(tmp_path, start):
         assert "green" not in told
         assert "warnings" not in client.decide(rows={"age": [39], "colour": ["red"]})
         assert client.decide(rows={"age": [39], "colour": ["RED"]})["warnings"] == [told]
+        (far,) = client.decide(rows={"age": [610], "colour": ["red"]})["warnings"]
+        assert far.startswith("column 'age' has values far outside of those in training: ")
+        assert "610" not in far
         nothing = client.decide(rows={"age": [None], "colour": [None]})["warnings"]
         assert [" is empty in 100% of the rows" in each for each in nothing] == [True, True]
-        assert "rfdlc_unseen_categories_total 5.0" in client.metrics()
+        assert "rfdlc_unseen_categories_total 6.0" in client.metrics()
         for bad in (
             {"age": [1]},
             {"age": [1e39], "colour": ["red"]},

@@ -19,6 +19,7 @@ from rfdlc.data.longtail import far_from_asked, hold_out_indices
 from rfdlc.data.sources.image_files import is_image
 from rfdlc.data.table import (
     MOST_CATEGORIES,
+    OUTSIDE,
     Column,
     ColumnCode,
     TableEncoder,
@@ -41,8 +42,15 @@ LEAKS = (
     "column {0!r} {1}: if it is known only after the class, or made from it, leave it out "
     "(--drop {2}; in Python drop=[{0!r}])"
 )
+IDENTIFIES = (
+    "column {0!r} is an identifier by its name ({1:,} values in {2:,} rows) and was left out: a model would memorise "
+    "it; if rows of one value belong together, as visits of a patient do, use --groups {3} (in Python groups={0!r})"
+)
 NAMING = 0.99  # a column with more different texts than this share of the rows names rows
 FEW_CATEGORIES = 20  # more of a column whose name ends in id are hardly kinds of something
+MOST_REPEATS = 50  # rows per value of an identifier; with more, values may be kinds of something, such as stores
+PEOPLE = "patient|subject|participant|person|customer|client|user|member|donor|case"
+IDENTIFIER = re.compile(rf"({PEOPLE})[ _.-]?(id|no|nr|number|code|key)?|(.*[ _.-])?(uuid|guid|mrn|ssn)", re.IGNORECASE)
 
 
 def read(
@@ -94,7 +102,8 @@ def read(
         notes = [told, *far_from_asked(group_of, held, test_fraction), *notes]
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
     encoder = replace(encoder, identity=identity)
-    whole = Split(encoder.transform(columns), labels, ids, group_of)
+    known = {OUTSIDE.format(name, "") for name in columns}  # metrics show what far values of a test split do
+    whole = Split(encoder.transform(columns, told=known), labels, ids, group_of)
     if first is not None:
         vars(whole)["first"] = first  # not computed again: the note on copies is about this split
     splits = {name: whole.take(rows) for name, rows in positions.items()}
@@ -283,17 +292,28 @@ def split_column(names: Iterable[str]) -> str | None:
 
 def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | None, str | None, list[str]]:
     """Remove columns that only name the rows: the first without repeats gives the ids; its name, and notes."""
-    ids, identity, notes = None, None, []
-    for name in [name for name, column in columns.items() if names_rows(name) or column.dtype == object]:
+    ids, identity, notes = None, None, list[str]()
+    for name in [name for name in columns if names_rows(name) or _may_identify(name, columns[name])]:
         texts = text_column(table[name]).tolist()
-        share = len(set(texts)) / len(texts)
-        if None not in texts and (share > NAMING or _differ_unless_copies(len(set(texts)), columns)):
+        different = len({*texts} - {None})
+        share, people = different / len(texts), names_rows(name) and IDENTIFIER.fullmatch(name)
+        fewest = FEW_CATEGORIES if people else max(FEW_CATEGORIES, len(texts) // MOST_REPEATS)
+        if None not in texts and (share > NAMING or _differ_unless_copies(different, columns)):
             every = "every row" if share == 1 else f"{share:.1%} of the rows"
             reason = "it names rows and says nothing about the class"
             notes.append(f"column {name!r} has a different value in {every} and was left out: {reason}")
             ids, identity = ids or (texts if share == 1 else None), identity or name
             del columns[name]
+        elif identifies(name) and _may_identify(name, columns[name]) and different > fewest:
+            notes.append(IDENTIFIES.format(name, different, len(texts), shlex.quote(name)))
+            warnings.warn(notes[-1], stacklevel=4)
+            del columns[name]
     return ids, identity, notes
+
+
+def _may_identify(name: str, column: Column) -> bool:
+    """Whether it holds texts, or whole numbers under a name that says so."""
+    return column.dtype == object or (identifies(name) and column.dtype == np.float64 and not (column % 1 > 0).any())
 
 
 def _differ_unless_copies(different: int, columns: dict[str, Column]) -> bool:
@@ -320,6 +340,11 @@ def names_rows(column: str) -> bool:
     return usual or re.search(r"[a-z](Id|ID)$", column) is not None
 
 
+def identifies(column: str) -> bool:
+    """Whether the name of a column says that it identifies something, in one row or in several."""
+    return (names_rows(column) and column.lower().endswith("id")) or IDENTIFIER.fullmatch(column) is not None
+
+
 def _told(column: ColumnCode, cells: Column, table: Table) -> list[str]:
     missing = sum(cell is None for cell in cells) if cells.dtype == object else int(np.isnan(as_numbers(cells)).sum())
     coded = holds_codes(table[column.name])
@@ -327,10 +352,10 @@ def _told(column: ColumnCode, cells: Column, table: Table) -> list[str]:
         strays = strays_among(column.categories)
         coding = "holds codes, digits with leading zeros, and " if coded else ""
         said = f"column {column.name!r} {coding}became {len(column.features)} features, one per category{strays}"
-        identifies = names_rows(column.name) and len(column.features) > FEW_CATEGORIES
+        identity = identifies(column.name) and len(column.features) > FEW_CATEGORIES
         fix = f"groups={column.name} (--groups) keeps its rows together, drop (--drop) leaves it out"
-        said += f"; it looks like an identifier: {fix}" if identifies else ""
-        if strays or identifies:
+        said += f"; it looks like an identifier: {fix}" if identity else ""
+        if strays or identity:
             warnings.warn(said, stacklevel=4)
         return [said + (f"; {missing} missing values are a category of their own" if missing else "")]
     flag = " and marked in a feature of their own" if column.flags_missing else ""

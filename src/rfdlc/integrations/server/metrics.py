@@ -80,7 +80,7 @@ class Metrics:
                 self._realised.labels(name).set(value)
 
     def count_unseen(self, rows: int) -> None:
-        """Rows of a request with categories, or missing values, that training did not see."""
+        """Rows of a request with categories, far numbers or missing values that training did not see."""
         self._unseen.inc(rows)
 
     @property

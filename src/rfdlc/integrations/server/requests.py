@@ -214,7 +214,7 @@ class Reader:
         return samples
 
     def _rows(self, given: dict[str, Any] | list[dict[str, Any]]) -> tuple[NDArray[Any], list[str]]:
-        """Features, and what is unlike in training: categories that it did not see, and missing values."""
+        """Features, and what is unlike in training: unseen categories, numbers far outside, missing values."""
         names = [column.name for column in self.served.encoder.columns]
         held = set.intersection(*map(set, given)) if isinstance(given, list) else set(given)
         absent = [name for name in names if name not in held]
