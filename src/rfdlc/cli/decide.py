@@ -11,7 +11,7 @@ import rfdlc
 from rfdlc.cli.lake import check_in_memory, decide_files, evaluate_files, is_folder, large_lake
 from rfdlc.cli.reading import CLASSES
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
-from rfdlc.cli.writing import SHOWN, action_table, check_other, check_writable, new_table, output
+from rfdlc.cli.writing import SHOWN, action_table, check_other, check_writable, new_table, output, part_table
 from rfdlc.errors import expect, listing
 from rfdlc.files import replacing
 
@@ -23,7 +23,9 @@ PREDICTIONS = "CSV or Parquet with one column per class (and `target`, `id`), `.
 LAKE = "With --out FOLDER/: a folder, glob or URL of tables of any size."
 KEEP = "Copy a column to the decisions in a folder; may be repeated. A column `id` always is."
 SEVERAL = "Run folders, or predictions with a `target` column (CSV, Parquet, `.npz`), shown side by side."
-RATE = "`TRUE:DECIDED`, classes or groups: share of TRUE that is decided as DECIDED. May be repeated."
+RATE = "`TRUE:DECIDED`, classes or groups, or any action: share of TRUE that is decided as DECIDED. May be repeated."
+BY = "Evaluate the samples of each value, too. A column of FILE or of --labels FILE; may be repeated."
+PER_CLASS = "Recall, precision, specificity, AUROC and mean probability of each class, too."
 UNCERTAINTIES = "decision-probability, max-probability, entropy, mutual-information, evidential or own."
 RESAMPLES = "Resamples for intervals of metrics of your own that are not means; the other intervals need none."
 WEAK = 0.7  # accuracy of a model whose suspects are mostly its own mistakes, where few labels are wrong
@@ -103,6 +105,8 @@ def evaluate(
     file: Annotated[str, Argument(help=f"{PREDICTIONS} Also a folder, glob or URL of tables of any size.")],
     request: LabelledRequest,
     rate: Annotated[list[str] | None, Option(help=RATE)] = None,
+    by: Annotated[list[str] | None, Option(metavar="COLUMN", help=BY)] = None,
+    per_class: Annotated[bool, Option("--per-class", help=PER_CLASS)] = False,
     uncertainty: Annotated[str, Option(help=UNCERTAINTIES)] = "decision-probability",
     bootstrap: Annotated[int, Option(help=RESAMPLES)] = 0,
     seed: SeedOption = 0,
@@ -114,8 +118,8 @@ def evaluate(
 
     - `rfdlc evaluate probs.csv --utility U.csv`
     - `rfdlc evaluate probs.csv -u tail-sensitive -c counts.csv --calibrate val.csv`
-    - `rfdlc evaluate probs.csv --labels labels.csv --json`
-    - `rfdlc evaluate runs/a --costs costs.csv`
+    - `rfdlc evaluate probs.csv --labels patients.csv --by sex --by centre --json`
+    - `rfdlc evaluate runs/a --costs costs.csv --per-class --rate "tumour:refer"`
     - `rfdlc evaluate probs.csv --calibrate val.csv --sets class --coverage 0.9`
     - `rfdlc evaluate "lake/*/*.parquet" --decider runs/a/decider.json`
     """
@@ -126,27 +130,30 @@ def evaluate(
     for text, pair in zip(rate or [], pairs, strict=True):
         expect(all(pair), f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
     if (lake := large_lake(file)) is not None:
-        expect(request.labels is None, "--labels is for files in memory: tables of any size need a column target")
+        expect(not (request.labels or by or per_class), "--labels, --by and --per-class are for one file in memory")
         evaluate_files(lake, request, pairs, uncertainty, json)
         return
-    predictions, decider = request.prepare(Path(file))
+    predictions, decider = request.prepare(Path(file), columns=by or ())
     known = predictions.classes if predictions.named and predictions.classes.counts is not None else None
     options: dict[str, Any] = {"uncertainty": uncertainty, "bootstrap": bootstrap, "seed": seed}
     result = rfdlc.evaluate(predictions, decider=decider, classes=known, groups=pairs, **options)
     gain = gain_over_argmax(result, predictions, decider)
+    parts = {name: {v: e.to_dict() for v, e in result.by(predictions.columns[name]).items()} for name in by or ()}
+    classes = result.per_class() if per_class else {}
     if json:
         summary = {"decider": _summary(decider, predictions), "over_argmax": None if gain is None else asdict(gain)}
+        summary |= {key: found for key, found in (("by", parts), ("per_class", classes)) if found}
         output(True, result.to_dict() | summary)
         return
+    tables = [part_table(name, found) for name, found in [*parts.items(), ("class", classes)] if found]
     hint = "For head, tail and false head rate give training counts: --classes RUN (a run folder) or counts.csv"
     lines = [result.promise, *_calibrated(decider, predictions)]
     if gain is not None:
         shown = f"{readable(gain.difference)} ({readable(gain.low)} to {readable(gain.high)})"
         lines.insert(0, f"Mean utility {readable(gain.b)}; arg max would have {readable(gain.a)}: a gain of {shown}.")
     lines += [] if result.accuracy_by_region else [hint]
-    output(False, {}, result, *lines)
-    warning = decider.prior_warning(decider.read_labelled(predictions, None)[1])
-    if warning:
+    output(False, {}, result, *tables, *lines)
+    if warning := decider.prior_warning(decider.read_labelled(predictions, None)[1]):
         warnings.warn(warning, stacklevel=1)
 
 

@@ -1,12 +1,12 @@
 """The options that commands share, and what they ask for: a utility, or predictions and a decider."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeAlias
 
 from typer import Argument, Option
 
@@ -14,6 +14,7 @@ import rfdlc
 from rfdlc.cli import reading
 from rfdlc.errors import InputError, choose, expect, listing, repeated
 from rfdlc.files import runs_inside
+from rfdlc.tables import is_table, open_table
 
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
 CLASSES = "Training counts: CSV with columns class,count[,group], JSON, or a run folder."
@@ -44,6 +45,7 @@ ALARM += "Found by entropy; of logits, by their energy, too; of runs with famili
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
 COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9 (or 90%)."
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
+Prepared: TypeAlias = "tuple[rfdlc.Predictions, rfdlc.Decider]"
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
 
@@ -153,16 +155,14 @@ class Request(UtilityRequest):
     logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
     decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
 
-    def prepare(self, file: Path, like: "rfdlc.Classes | None" = None) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
+    def prepare(self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = ()) -> "Prepared":
         """Read the predictions; make the decider, or change the saved one, and fit it if asked.
 
-        The classes of a table are in the order of those that it is to be compared with.
+        The classes of a table are in the order of those that it is to be compared with; `columns` are not classes.
         """
-        from rfdlc.tables import is_table
-
         beside = file / "held-out.npz"
         if (self.calibration or self.balanced) and not self.calibrate and beside.is_file():
-            return replace(self, calibrate=[beside]).prepare(file, like)
+            return replace(self, calibrate=[beside]).prepare(file, like, columns)
         classes = known = self.checked_classes()
         if like is not None and is_table(file):
             classes = known = classes or like
@@ -171,7 +171,7 @@ class Request(UtilityRequest):
         saved = self.saved_decider if classes is None and is_table(file) else None
         if saved is not None:  # it knows its classes
             known = rfdlc.Classes(saved.utility.classes.names)
-        found = rfdlc.Predictions.load(file, known, logits=self.logits, others=saved is not None)
+        found = rfdlc.Predictions.load(file, known, logits=self.logits, others=saved is not None, columns=columns)
         own, ready = (found.classes, found.named), found if found.scores.corrected else None
         return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
 
@@ -256,9 +256,12 @@ class LabelledRequest(Request):
         expect(self.target is None or self.labels is not None, own)
         return super().checked_classes()
 
-    def prepare(self, file: Path, like: "rfdlc.Classes | None" = None) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
-        """With the labels of a file, matched by id: as it is, or by the name of the file where it is a path."""
-        predictions, decider = super().prepare(file, like)
+    def prepare(self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = ()) -> "Prepared":
+        """With labels and `columns` of a file, matched by id: as it is, or by the file name where it is a path."""
+        names = open_table(file).names if columns and is_table(file) else ()
+        wanted, has = [name for name in columns if name not in names], listing(names, 20) or "scores alone"
+        expect(self.labels or not wanted, f"{file}: no column {listing(wanted)}, it has {has}; see also --labels FILE")
+        predictions, decider = super().prepare(file, like, columns)
         if self.labels is None:
             return predictions, decider
         from rfdlc.data.load import IDS, id_column
@@ -267,29 +270,37 @@ class LabelledRequest(Request):
         from rfdlc.decide.predictions import encode_targets
 
         named = reading.table_columns(self.labels)
-        columns = {name.lower(): cells for name, cells in named.items()}
-        key, target = (next((name for name in names if name in columns), "") for names in ((*IDS, *PATHS), TARGETS))
-        if self.target is not None:
-            target = choose(f"{self.labels}: column", self.target, named)
-            columns[target] = named[target]  # as it is written: another one may differ in case alone
+        cells = {name.lower(): own for name, own in named.items()} | named  # some may differ in case alone
+        key, target = (next((name for name in names if name in cells), "") for names in ((*IDS, *PATHS), TARGETS))
+        for name in (*wanted, *([] if self.target is None else [self.target])):
+            choose(f"{self.labels}: column", name, named)
+        target = target if self.target is None else self.target
         known = [] if predictions.ids is None else predictions.ids.tolist()
         expect(known, f"{file}: has no ids, by which labels are matched: add a column id")
-        key = key or id_column(self.labels, columns, {*known})
-        told = f"expected columns id (or path) and target; it has {listing(columns)}: rename those that are meant, "
+        key = key or id_column(self.labels, named, {*known})
+        told = f"expected columns id (or path) and target; it has {listing(named)}: rename those that are meant, "
         told += "or name the class column by --target"
-        expect(key and target, f"{self.labels}: {told}")
-        for part in (str, os.path.basename):
-            ids, names = [part(name) for name in known], [part(name) for name in columns[key]]
-            label_of = dict(zip(names, columns[target], strict=True))
-            absent = [name for name in ids if name not in label_of]
-            if not absent and len(label_of) == len(names) and len({*ids}) == len({*known}):
-                empty = [f"row {names.index(name) + 1} ({name})" for name in ids if not label_of[name]]
-                fix = f"fill them in, or remove these samples from {file}"
-                expect(not empty, f"{self.labels}: the column {target!r} is empty in {listing(empty, 3)}: {fix}")
-                predictions.targets = encode_targets([label_of[name] for name in ids], predictions.classes)
-                return predictions, decider
-        wrong = f"{listing(absent or repeated(names) or repeated(ids), 3)} {'has none' if absent else 'has several'}"
-        raise InputError(f"{self.labels}: expected one row for each id of {file}; {wrong}")
+        expect(key in cells and (target or (wanted and predictions.targets is not None)), f"{self.labels}: {told}")
+        rows = _rows_of(known, cells[key], f"{self.labels}: expected one row for each id of {file}")
+        predictions.columns |= {name: [named[name][row] for row in rows] for name in wanted}
+        if target:
+            empty = [f"row {row + 1} ({cells[key][row]})" for row in rows if not cells[target][row]]
+            fix = f"fill them in, or remove these samples from {file}"
+            expect(not empty, f"{self.labels}: the column {target!r} is empty in {listing(empty, 3)}: {fix}")
+            predictions.targets = encode_targets([cells[target][row] for row in rows], predictions.classes)
+        return predictions, decider
+
+
+def _rows_of(ids: list[str], cells: list[str], told: str) -> list[int]:
+    """The row of each id, as it is or by the name of the file."""
+    for part in (str, os.path.basename):
+        known, names = [part(name) for name in ids], [part(name) for name in cells]
+        row_of = {name: row for row, name in enumerate(names)}
+        absent = [name for name in known if name not in row_of]
+        if not absent and len(row_of) == len(names) and len({*known}) == len({*ids}):
+            return [row_of[name] for name in known]
+    wrong = f"{listing(absent or repeated(names) or repeated(known), 3)} {'has none' if absent else 'has several'}"
+    raise InputError(f"{told}; {wrong}")
 
 
 def check_sets(sets: str | None, coverage: str | None) -> None:

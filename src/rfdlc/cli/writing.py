@@ -9,6 +9,10 @@ from typing import Any
 from rfdlc.errors import expect, printable
 
 SHOWN = 25  # rows of a table that may have many
+COLUMNS = {"mean_utility": "mean utility", "accuracy": "accuracy", "ece": "ECE", "recall": "recall (sensitivity)"}
+COLUMNS |= {"precision": "precision (PPV)", "specificity": "specificity", "auroc": "AUROC"}
+COLUMNS |= {"predicted_share": "mean probability", "observed_share": "observed share", "abstention_rate": "handed over"}
+SPANNED = ("mean_utility", "accuracy", "recall", "precision")  # shown with their intervals
 
 
 def check_other(out: Path | None, file: Path) -> None:
@@ -65,6 +69,25 @@ def new_table(*columns: str, left: int = 1, title: str | None = None, **options:
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, **options)
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < left else "right", overflow="fold")
+    return table
+
+
+def part_table(kind: str, parts: Mapping[Any, Mapping[str, Any]], most: int = 30) -> Any:
+    """Metrics of each part of the samples, as in JSON, by falling size; of many, the largest and the smallest."""
+
+    def cell(row: Mapping[str, Any], key: str) -> str:
+        form = ("{:,.4f}" if key == "mean_utility" else "{:.2%}" if "share" in key else "{:.1%}").format
+        bounds = " to ".join(map(form, row["intervals"].get(key, ()) if key in SPANNED else ())).replace("%", "")
+        return "" if row[key] is None else form(row[key]) + f" ({bounds})" * bool(bounds)
+
+    rows = sorted((part for part in parts.items() if part[1]["samples"]), key=lambda part: -part[1]["samples"])
+    keys = [key for key in COLUMNS if key in rows[0][1] and (key != "abstention_rate" or any(r[key] for _, r in rows))]
+    rows = rows if len(rows) <= most else rows[: most // 2] + rows[-most // 2 :]
+    size, left = "samples" + " (groups)" * bool(rows[0][1].get("groups")), len(parts) - len(rows)
+    table = new_table(kind, size, *map(COLUMNS.__getitem__, keys), caption=f"{left:,} more: --json" if left else None)
+    for name, row in rows:
+        groups = f" ({row['groups']:,})" if row.get("groups") else ""
+        table.add_row(str(name) or "(empty)", f"{row['samples']:,}{groups}", *(cell(row, key) for key in keys))
     return table
 
 

@@ -190,11 +190,11 @@ class Classes:
         """The names at these class indices."""
         return tuple(self.names[i] for i in indices)
 
-    def members(self, group: str | Iterable[str]) -> Indices:
-        """Class indices of a named group, of one class, or of several named classes."""
+    def members(self, group: str | Iterable[str], others: Iterable[str] = ()) -> Indices:
+        """Class indices of a named group, of one class, or of several named classes; errors name `others` too."""
         if not isinstance(group, str):
             return self.encode(list(group))
-        choose("group or class", group, [*self.groups, *self.names])
+        choose("group or class", group, dict.fromkeys((*self.groups, *self.names, *others)))
         return self.encode(self.groups.get(group, [group]))
 
     @cached_property

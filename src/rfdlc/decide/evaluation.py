@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rfdlc.decide.classes import Classes, as_classes
+from rfdlc.decide.classes import Classes, as_array, as_classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.intervals import LEVEL, Interval
-from rfdlc.decide.metrics import METRICS, Metric, measure, readable
+from rfdlc.decide.metrics import METRICS, Metric, classwise_gaps, measure, of_class, readable
 from rfdlc.decide.outcomes import UNCERTAINTIES, Outcomes, observe
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import class_columns
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect, listing
+from rfdlc.progress import track
 
 COINCIDENCE = 0.01  # of the coarse scores of two sets of samples, some are equal
 ANSWERED = ("abstention_rate", "kept_accuracy")
@@ -119,8 +120,48 @@ class Evaluation:
         """Plain tables ready for JSON; a metric that is not defined is None."""
         named = {"samples": self.samples, **self.values, "uncertainty": self.uncertainty, "intervals": self.intervals}
         named |= {} if self.groups is None else {"groups": self.groups}
-        plain: dict[str, Any] = _plain(named | {"calibration_overlap": self.calibration_overlap})
-        return plain
+        return dict(_plain(named | {"calibration_overlap": self.calibration_overlap}))
+
+    def by(self, values: ArrayLike) -> "dict[Any, Evaluation]":
+        """The evaluation of the samples of each value (N,), such as a sex or a centre; the most frequent first.
+
+        >>> result = evaluate([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], [0, 1, 1])
+        >>> {value: part.accuracy for value, part in result.by(["f", "f", "m"]).items()}
+        {'f': 1.0, 'm': 0.0}
+        """
+        o, given, found = self._samples, as_array(values), {}
+        expect(given.shape == (len(o),), f"values have shape {given.shape}: expected one per sample, ({len(o)},)")
+        given = given.astype(str) if given.dtype == object else given
+        names, place, counts = np.unique(given, return_inverse=True, return_counts=True)
+        for i in track(np.argsort(-counts, kind="stable"), "Evaluating"):
+            part = o.take(np.flatnonzero(place == i))
+            part = replace(part, gaps=classwise_gaps(part.probabilities, part.targets))
+            found[names[i].item()] = replace(self, samples=len(part), values=measure(part), outcomes=part)
+        return found
+
+    def per_class(self) -> dict[str, dict[str, Any]]:
+        """Metrics of each class against all others, ready for JSON; one that is not defined is None.
+
+        An action that is not a class decides for none: `abstention_rate` is its share of the samples of the class.
+        `predicted_share`, the mean probability, is to be compared with `observed_share` (calibration in the large).
+
+        >>> rows = evaluate([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], [0, 1, 1]).per_class()
+        >>> [rows["1"][name] for name in ("samples", "recall", "precision", "specificity", "auroc")]
+        [2, 0.5, 1.0, 1.0, 1.0]
+        """
+        o, found = self._samples, {}
+        for c, name in enumerate(track(o.classes.names, "Evaluating")):
+            parts, own = of_class(o, c), o.targets == c
+            groups = None if o.sample_groups is None else len(np.unique(o.sample_groups[own]))
+            row = {"samples": int(own.sum()), "groups": groups, **{key: part.value for key, part in parts.items()}}
+            bounds = {key: part.interval() for key, part in parts.items()}
+            found[name] = _plain(row | {"intervals": {key: own for key, own in bounds.items() if own}})
+        return found
+
+    @property
+    def _samples(self) -> Any:
+        expect(self.outcomes is not None, "an evaluation from sums keeps no samples: evaluate a file in memory")
+        return self.outcomes
 
     @property
     def promise(self) -> str:

@@ -184,11 +184,8 @@ def _intervals(sums: Sums, values: Mapping[str, Any], utility: Utility) -> dict[
 
 
 def _group_rates(counts: Array, utility: Utility, groups: Sequence[tuple[str, str]]) -> dict[str, float]:
-    classes, found = utility.classes, {}
-    for true, wrong in groups:
-        own, decided = counts[classes.members(true)], np.isin(utility.decided_class, classes.members(wrong))
-        found[f"{true} as {wrong}"] = _share(own[:, decided].sum(), own.sum())
-    return found
+    pairs = {f"{true} as {end}": (counts[utility.classes.members(true)], utility.deciding(end)) for true, end in groups}
+    return {name: _share(own[:, actions].sum(), own.sum()) for name, (own, actions) in pairs.items()}
 
 
 def _share(part: Any, whole: Any) -> float:

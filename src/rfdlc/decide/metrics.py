@@ -28,7 +28,7 @@ ECE_BINS = 15
 RESIDUE = 1e-14  # what rounding leaves of 0
 RESERVED = (  # attributes of Evaluation
     "samples", "groups", "values", "uncertainty", "outcomes", "bootstrap", "calibration_overlap", "intervals",
-    "flat", "rows", "to_dict", "promise",
+    "flat", "rows", "to_dict", "promise", "by", "per_class",
 )  # fmt: skip
 
 
@@ -262,8 +262,21 @@ def _gap_by_action(o: "Outcomes") -> dict[str, Estimate]:
 
 
 def _group_rates(o: "Outcomes") -> dict[str, Any]:
-    pairs = {f"{true} as {wrong}": (o.classes.members(true), o.classes.members(wrong)) for true, wrong in o.groups}
-    return {name: np.where(np.isin(o.targets, t), np.isin(o.decided, d), NAN) for name, (t, d) in pairs.items()}
+    pairs = {f"{true} as {end}": (o.classes.members(true), o.utility.deciding(end)) for true, end in o.groups}
+    return {name: np.where(np.isin(o.targets, t), np.isin(o.actions, a), NAN) for name, (t, a) in pairs.items()}
+
+
+def of_class(o: "Outcomes", c: int) -> dict[str, Estimate]:
+    """Estimates of class c against all others, with intervals about the groups that have such samples."""
+    own, decided, p, groups = o.targets == c, o.decided == c, o.probabilities[:, c], o.sample_groups
+    pairs = {"recall": (decided, own), "precision": (own, decided), "specificity": (~decided, ~own)}
+    pairs |= {"abstention_rate": (o.decided < 0, own), "observed_share": (own, np.full(len(o), True))}
+    found, auroc = {name: mean(hits[rows]) for name, (hits, rows) in pairs.items()}, roc_area(own, p)
+    if groups is not None:
+        found = {name: intervals.by_group(found[name], groups[rows]) for name, (_, rows) in pairs.items()}
+        few = min(len(np.unique(groups[rows])) for rows in (own, ~own)) < intervals.FEWEST_ERRORS
+        auroc = Estimate(auroc.value) if few else intervals.by_group(auroc, groups)
+    return found | {"auroc": auroc, "predicted_share": Estimate(float(p.mean(dtype=np.float64)))}
 
 
 def _set_coverage(o: "Outcomes") -> dict[str, Any]:

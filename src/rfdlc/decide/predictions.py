@@ -93,6 +93,7 @@ class Predictions:
             fits = shape in (None, (len(self),))
             expect(fits, f"{what} have shape {shape} for {len(self)} samples: expected one per sample")
         self.groups: Indices | None = None if groups is None else as_groups(groups, len(self))
+        self.columns: dict[str, ArrayLike] = {}  # of a table, beside the classes
         own: dict[str, Any] = {"ids": self.ids, "unfamiliarity": self.unfamiliarity, "groups": self.groups}
         self.scores = replace(self.scores, corrected=corrected or self.scores.corrected, **own)
 
@@ -143,7 +144,7 @@ class Predictions:
     @classmethod
     def load(
         cls, path: str | Path, classes: Classes | Sequence[str] | None = None, *, logits: bool = False,
-        others: bool = False,
+        others: bool = False, columns: Sequence[str] = (),
     ) -> "Predictions":  # fmt: skip
         """Read .npz, .csv, .tsv, .parquet or .arrow, a folder of Parquet files, or predictions.npz of a run folder.
 
@@ -151,7 +152,7 @@ class Predictions:
         `corrected ...` for those that are calibrated and corrected). An .npz file has `logits` or `probabilities`,
         and optionally `targets`, `ids`, `groups` and `classes`. The argument `classes` supplies counts and groups of
         classes. `logits` says that a table holds logits; in an .npz file the array's name says so. `others` says that
-        columns that are not among `classes` are ignored.
+        columns that are not among `classes` are ignored; so do `columns`, those to keep as text in `.columns`.
         """
         path = _in_folder(Path(path))
         reader = _from_table if path.is_dir() else _READERS.get(path.suffix.lower())
@@ -160,7 +161,7 @@ class Predictions:
             raise InputError(f"{path}: {trouble}: expected {listing(_READERS)}")
         names = ""  # a column that is not a class may be why values are wrong
         try:
-            loaded = reader(path, None if classes is None else as_classes(classes), logits, others)
+            loaded = reader(path, None if classes is None else as_classes(classes), logits, others, columns)
             names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
             loaded.scores = loaded.scores.checked()  # raises for the first bad value
         except InputError as error:
@@ -224,19 +225,19 @@ def _is_index(value: Any) -> bool:
     return str(value).lstrip("-").isdecimal()
 
 
-def _from_table(path: Path, classes: Classes | None, logits: bool, others: bool) -> Predictions:
+def _from_table(path: Path, classes: Classes | None, logits: bool, others: bool, columns: Sequence[str]) -> Predictions:
     """Columns but `id` and `target` are classes, unless `others` are allowed; without `classes`, in their order."""
     file = open_table(path)
     unnamed = f"column {[*file.names, ''].index('') + 1} has no name: expected the name of a class, id or target"
     expect("" not in file.names, f"{unnamed}; leave an index out (index=False), or call it id")
     if classes is None:
-        names = class_columns(file.names)
+        names = [name for name in class_columns(file.names) if name not in columns]
         few = f"the class columns are {listing(names) or 'none'}: expected one column per class, named after it"
         expect(len(names) > 1, f"{few}; for two classes with one probability add the other one (1 - p)")
         classes = Classes(tuple(names))
-    column_order(file.names, classes, str(path), others=others)
+    column_order(file.names, classes, str(path), others=others or bool(columns))
     # A class may be called id, as Indonesian is among languages.
-    texts = [name for name in (*BOOK_KEEPING, KIND) if name in file.names and name not in classes.names]
+    texts = [n for n in file.names if n in columns or (n in (*BOOK_KEEPING, KIND) and n not in classes.names)]
     try:
         values, found = read_numbers(file, classes.names, texts)
     except InputError as error:
@@ -246,10 +247,12 @@ def _from_table(path: Path, classes: Classes | None, logits: bool, others: bool)
             hint = "; these are decisions: give the file of probabilities that they were made from"
         raise InputError(f"{error}{hint if 'column' in str(error) else ''}") from None
     kind, known = "logits" if logits else "probabilities", {"targets": found.get("target"), "ids": found.get("id")}
-    return Predictions(**{kind: values}, **known, classes=classes, corrected=correction(found.get(KIND, ())))
+    loaded = Predictions(**{kind: values}, **known, classes=classes, corrected=correction(found.get(KIND, ())))
+    loaded.columns |= found
+    return loaded
 
 
-def _from_npz(path: Path, classes: Classes | None, logits: bool, _: bool) -> Predictions:
+def _from_npz(path: Path, classes: Classes | None, logits: bool, *_: Any) -> Predictions:
     try:
         with open_npz(path) as file:
             found = {key: array_of(file, key) for key in file.files}

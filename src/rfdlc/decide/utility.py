@@ -231,6 +231,12 @@ class Utility:
         """The class that each action decides for, or -1 if it hands the sample over."""
         return _places(self.actions, self.classes.names)
 
+    def deciding(self, name: str) -> Indices:
+        """The actions that decide for a class or a class group, or the action of that name which hands over."""
+        if name in self.actions and name not in self.classes.groups:
+            return np.array([self.actions.index(name)])
+        return np.flatnonzero(np.isin(self.decided_class, self.classes.members(name, self.actions)))
+
     @cached_property
     def upside_down(self) -> bool:
         """Whether every right decision is worth the least of its row, as if costs were taken for utilities."""

@@ -51,8 +51,7 @@ def evaluate_lake(
     lake, classes = source if isinstance(source, Lake) else Lake(source), decider.utility.classes
     missing = [name for name in (*classes.names, TARGET) if name not in lake.names]
     expect(not missing, f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}")
-    for name in (name for pair in groups for name in pair):
-        classes.members(name)  # raises for what is neither a class nor a group, before long work
+    _ = [(classes.members(a), decider.utility.deciding(b)) for a, b in groups]  # raises before long work
     others = [name for name in (TARGET, KIND) if name in lake.names and name not in classes.names]
     probabilities = uncertainty == "decision-probability"
 
