@@ -424,6 +424,28 @@ def test_labels_beside_a_data_frame_are_those_of_a_column() -> None:
             rfdlc.load(wrong)
 
 
+def test_lists_in_a_data_frame_are_read_as_those_of_a_file(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    cells = [row.tolist() for row in rng.normal(size=(40, 3))]
+    frame = pandas.DataFrame({"embedding": cells, "language": rng.choice(["de", "fr"], 40), "label": [*"ab"] * 20})
+    frame.to_parquet(tmp_path / "t.parquet")
+    expected = rfdlc.load(tmp_path / "t.parquet")
+    assert expected.input_shape == (5,)
+    for own in (frame, frame.assign(embedding=[np.array(row) for row in cells])):
+        found = rfdlc.load(own)
+        assert found.encoder == expected.encoder
+        np.testing.assert_array_equal(found.train.array, expected.train.array)
+    assert expected.encoder is not None
+    rows = frame.drop(columns="label")
+    for again in (rows, rows.to_dict("list"), rows.to_dict("records")):
+        assert expected.encoder.encode(again).tolist() == expected.encoder.encode(rows).tolist()
+    np.testing.assert_allclose(expected.encoder.encode(rows)[:, :3], cells, rtol=1e-6)
+    for wrong in ([1.0, 2.0], ["x", "y", "z"]):
+        with pytest.raises(InputError, match="column 'embedding' holds lists: expected numbers, and one length"):
+            rfdlc.load(frame.assign(embedding=[wrong, *cells[1:]]))
+
+
 def test_the_split_column_however_it_is_written(path: Path) -> None:
     expected = rfdlc.load(path)
     path.write_text(ROWS.replace("split", "Split"))

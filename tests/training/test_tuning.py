@@ -502,6 +502,14 @@ def test_features_and_own_mixup(tmp_path, monkeypatch):
     assert {own.get("learning_rate", 0.05) for own in tried} == {0.05}  # as it was given
 
 
+def test_a_budget_for_features(tmp_path):
+    images, labels = places(300)
+    features = np.repeat(images.reshape(300, 64), 2, axis=1).astype(np.float32)
+    model = rfdlc.train((features, labels), "rf-dlc", tmp_path / "run", budget="3s")
+    assert model.config.preset == "features"
+    assert read(tmp_path / "run")["chosen"]["epochs"] == model.config.epochs
+
+
 def test_presets_of_benchmarks_have_no_trials():
     assert resolve("rf-dlc", "cifar100-lt", {}, "images")[1].tune == "off"
     assert resolve("rf-dlc", "mine", {}, "images")[1].tune == "auto"

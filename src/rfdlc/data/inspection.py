@@ -132,7 +132,7 @@ def leaking_columns(train: Split, encoder: TableEncoder, names: Sequence[str]) -
         if column.flags_missing or column.counts_missing:
             told = _told_by_presence(train.array[:, start - 1] > 0, train.labels == most, name, train.groups)
             found |= {} if told is None else {column.name: told}
-        if column.is_item or (others < FEWEST and not coded):
+        if column.of_list or (others < FEWEST and not coded):
             continue
         for what, known in questions.items() if coded else [*questions.items()][:1]:  # any iris is a setosa or not
             right = sum(int(_predicted(values, known, *pair, column.median is not None).sum()) for pair in pairs)

@@ -9,11 +9,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.frames import with_items
 from rfdlc.errors import expect, listing
 from rfdlc.tables import is_number, number
 
@@ -188,14 +190,6 @@ def _beyond(limits: Sequence[str]) -> str:
     return f"{told}: write a number (for {limits[0]!r} such as {used}); a yes/no column may mark such cells"
 
 
-def frame_columns(frame: Any) -> dict[str, Column]:
-    """The columns of a data frame: numbers as they are, all others as objects."""
-    columns = {str(name): frame[name] for name in frame.columns}
-    arrays = {name: column.to_numpy() for name, column in columns.items()}
-    others = [name for name, array in arrays.items() if array.dtype.kind not in "iuf"]
-    return arrays | {name: np.fromiter(columns[name], dtype=object, count=len(frame)) for name in others}
-
-
 @dataclass(frozen=True)
 class ColumnCode:
     """How one column becomes features: a number or date (median where missing), or one feature per category."""
@@ -242,9 +236,10 @@ class ColumnCode:
         return {text: known[each[0]] for each in words for text in each} | self._places
 
     @property
-    def is_item(self) -> bool:
-        """Whether it is an item of a list, such as an embedding."""
-        return re.fullmatch(r".*\[\d+\]", self.name) is not None
+    def of_list(self) -> str | None:
+        """The column of lists, such as embeddings, that it is an item of."""
+        found = re.fullmatch(r"(.*)\[\d+\]", self.name)
+        return found and found[1]
 
     @property
     def features(self) -> dict[str, str]:
@@ -263,7 +258,7 @@ class ColumnCode:
 
     def _tell_missing(self, missing: NDArray[np.bool_], doubts: list[Doubt]) -> None:
         """Say that values are missing where training had none; of the items of a list, the first speaks for all."""
-        known = self.flags_missing or self.counts_missing or (self.is_item and not self.name.endswith("[0]"))
+        known = self.flags_missing or self.counts_missing or (self.of_list and not self.name.endswith("[0]"))
         if not known and missing.any():
             share, none = missing.mean(), "for the model these rows have none of its categories"
             used = none if self.median is None else f"the model uses {self.filling} there"
@@ -280,7 +275,7 @@ class ColumnCode:
 
     def _tell_outside(self, numbers: NDArray[np.float64], doubts: list[Doubt]) -> None:
         """Say that numbers are further out than the range is wide, or negative as never in training."""
-        if self.low is None or self.high is None or self.is_item:
+        if self.low is None or self.high is None or self.of_list:
             return
         beyond = np.maximum(self.low - numbers, numbers - self.high)
         far = (beyond > self.high - self.low) | ((numbers < 0) & (self.low >= 0 and not self.is_date))
@@ -337,7 +332,7 @@ class TableEncoder:
     @property
     def items(self) -> int:
         """The number of columns that are items of a list, such as embeddings in a Parquet file."""
-        return sum(column.is_item for column in self.columns)
+        return sum(column.of_list is not None for column in self.columns)
 
     @property
     def kinds(self) -> NDArray[np.str_]:
@@ -367,7 +362,9 @@ class TableEncoder:
     def encode(self, samples: Any) -> Any:
         """Features of a data frame, of `{column: cells}` or of `[{column: cell}, ...]`; what is none of these stays."""
         if isinstance(samples, list) and samples and all(isinstance(row, Mapping) for row in samples):
-            samples = {column.name: [row.get(column.name) for row in samples] for column in self.columns}
+            lists = {column.of_list for column in self.columns} & {*chain(*samples)}
+            names = [*lists, *(column.name for column in self.columns if column.of_list not in lists)]
+            samples = {name: [row.get(name) for row in samples] for name in names}
         if not isinstance(samples, Mapping) and not hasattr(samples, "columns"):
             return samples
         cells = {str(name): samples[name] for name in getattr(samples, "columns", samples)}
@@ -376,7 +373,7 @@ class TableEncoder:
             expect(several, f"column {name!r} is {column!r}: expected a list of cells, one per row")
             if hasattr(column, "tolist") and "datetime" not in str(getattr(column, "dtype", "")):
                 cells[name] = column.tolist()  # of dates it would give nanoseconds
-        return self.transform(cells)
+        return self.transform(with_items(cells))
 
     @property
     def expected(self) -> str:

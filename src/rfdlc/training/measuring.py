@@ -105,9 +105,9 @@ def _multiply_adds(net: ParticleNet, side: int) -> float:
 
 def _smaller(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> list[dict[str, Any]]:
     """Networks that take less time, where the user has chosen none: a CNN, on smaller images, then one particle."""
-    config, side = run.config, min(trainer.data.input_shape[1:])
     if net.name not in ("resnet32", "resnet50") or given & {"backbone", "shared_stages"}:
         return []
+    config, side = run.config, min(trainer.data.input_shape[1:])
     sized = side <= SIDES[0] or "image_size" in given | run.metadata["data"]["options"].keys()
     rates = {} if given & {*SMALL_CNN} else SMALL_CNN
     small = {name: value for name, value in SMALL.items() if name not in given} | rates

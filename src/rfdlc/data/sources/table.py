@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
+from rfdlc.data.frames import frame_columns
 from rfdlc.data.inspection import leaking_columns
 from rfdlc.data.longtail import far_from_asked, hold_out_indices
 from rfdlc.data.sources.image_files import is_image
@@ -24,7 +25,6 @@ from rfdlc.data.table import (
     ColumnCode,
     TableEncoder,
     as_numbers,
-    frame_columns,
     holds_codes,
     is_date,
     parse_column,

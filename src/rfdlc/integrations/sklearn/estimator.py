@@ -19,7 +19,8 @@ from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classi
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, check_X_y, validate_data
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
-from rfdlc.data.table import TableEncoder, blurred, frame_columns
+from rfdlc.data.frames import frame_columns
+from rfdlc.data.table import TableEncoder, blurred
 from rfdlc.decide import uncertainty
 from rfdlc.decide.classes import Classes, as_classes
 from rfdlc.decide.decider import Decider
