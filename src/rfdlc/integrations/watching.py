@@ -2,6 +2,7 @@
 
 import re
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from rfdlc.decide.metrics import readable
 from rfdlc.decide.predictions import Predictions, encode_targets
 from rfdlc.decide.priors import estimate_prior
 from rfdlc.decide.rules import UNFAMILIAR
+from rfdlc.decide.sets import PredictionSets
 from rfdlc.errors import InputError, counted, expect, listing
 from rfdlc.files import parse_json
 from rfdlc.progress import track
@@ -290,6 +292,9 @@ def recalibrate(
     expect(chosen, f"kind {kind!r} is unknown: expected prior, calibration or both")
     from rfdlc.files import replacing
 
+    if isinstance(log.decider.sets, PredictionSets):
+        lost = "prediction sets were fitted to other probabilities and are left out"
+        warnings.warn(f"{out}: {lost}: fit them again on held-out data (Decider.fit_sets)", stacklevel=2)
     with replacing(Path(out)) as beside:
         chosen[0].decider.save(beside)
     assert realised is not None

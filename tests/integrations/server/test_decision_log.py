@@ -5,6 +5,7 @@ import json
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import rfdlc
 from rfdlc import Predictions
 from rfdlc.decide.feedback import decider_version
 from rfdlc.decide.monitor import Reference
+from rfdlc.integrations import watching
 from rfdlc.integrations.server import decision_log
 from rfdlc.integrations.server.backend import Answer
 from rfdlc.integrations.server.decision_log import DecisionLog
@@ -83,7 +85,7 @@ def test_files_are_rotated_and_the_dashboard_asks_for_metrics_that_exist(backend
         assert name.removesuffix("_bucket").removesuffix("_count").removesuffix("_total") in page.decode(), name
 
 
-def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, start, scores, tmp_path):
+def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, run, start, scores, tmp_path, monkeypatch):
     p, labels = scores
     log = DecisionLog(tmp_path)
     with start(backend, logs={"1": log}) as served:
@@ -110,6 +112,13 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, start, s
     assert realised.utility == pytest.approx(values.mean())
     assert {each.name for each in options} == {"prior", "calibration", "both"}
     assert decider_version(rfdlc.Decider.load(tmp_path / "new.json")) == decider_version(option.decider)
+    assert not rfdlc.Decider.load(tmp_path / "new.json").sets
+    sets = backend.decider.fit_sets(Predictions.load(run / "held-out.npz"), coverage=0.9)
+    log = replace(read_log(tmp_path), decider=sets)
+    with monkeypatch.context() as given:
+        given.setattr(watching, "read_log", lambda *_: log)
+        with pytest.warns(UserWarning, match="prediction sets .* are left out: fit them"):
+            rfdlc.recalibrate(tmp_path, tmp_path / "new.json")
     with (tmp_path / "feedback.jsonl").open("a") as file:
         file.write('{"id": "')  # the server is writing this line
     assert len(read_log(tmp_path).rows) == 120

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,7 @@ class DecisionLog:
         columns |= {name: p[:, c] for c, name in enumerate(decider.utility.classes.names)}
         prior = decider.decided_prior
         known = {"rfdlc_decider": version, "rfdlc_prior": json.dumps(None if prior is None else prior.tolist())}
-        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")  # the last by name is the last written
         with replacing(self.folder / f"decisions-{stamp}-{rows[0]['first']:012d}-{self.prefix}.parquet") as beside:
             write_table(pyarrow.table(columns).replace_schema_metadata(known), beside)
         for old in sorted(self.folder.glob("decisions-*.parquet"))[:-FILES]:

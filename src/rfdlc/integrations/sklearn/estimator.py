@@ -232,8 +232,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         return np.asarray(encoder.transform(frame_columns(X)))
 
     def _scaling(self, split: Split) -> Normalisation:
-        encoder = self.encoder_
-        return Normalisation.of(split.array) if encoder is None else Normalisation.of_table(split.array, encoder)
+        return Normalisation.of_table(split.array, self.encoder_) if self.encoder_ else Normalisation.of(split.array)
 
     def _narrowed(self, X: Any) -> NDArray[np.float32]:
         """Dense features in 32 bits, without their offsets."""
