@@ -247,6 +247,8 @@ def test_a_predicted_table_is_decided_again_with_its_budget(tmp_path, folder):
     assert f"; {(gains > 0).sum() - 22} more samples are worth handing over" in shown
     with pytest.raises(InputError, match=r"corrected already.*: decide them without --decider, --calibrate and priors"):
         run("decide", table, *words, "--decider", folder)
+    with pytest.raises(InputError, match=r"corrected already.*rfdlc predict --raw"):
+        run("decide", table, "--target-prior", "uniform")
 
 
 def test_evaluate_reads_the_folder(folder):

@@ -195,6 +195,8 @@ class Request(UtilityRequest):
 
         A budget of samples that are `ready`, calibrated and corrected, is found from them.
         """
+        from rfdlc.decide.wording import CORRECTED_TWICE
+
         saved = reading.folder_decider(file) if self.decider is None else self.saved_decider
         known = own if named or saved is None else saved.utility.classes
         built = self.costs is None and self.utility in (None, *reading.BUILDERS)
@@ -204,6 +206,7 @@ class Request(UtilityRequest):
         known_prior = saved is not None and saved.train_prior is not None and self.decider is None
         expect(prior is None or not known_prior, own_prior)
         wanted, estimated = self.target_prior, self.target_prior == "estimate"
+        expect(ready is None or wanted is None, CORRECTED_TWICE)
         target = None if wanted is None or estimated else reading.read_prior(wanted, "target prior")
         given: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
         given = {k: v for k, v in (given | {"train_prior": prior, "target_prior": target}).items() if v is not None}
