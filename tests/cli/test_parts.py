@@ -49,7 +49,7 @@ def test_by_columns_of_the_predictions(run, frame):
     part, (row, _) = found["sex"]["M"], lines(out, "M", "F")
     low, high = part["intervals"]["accuracy"]
     assert row[:3] == ["M", str(part["samples"]), f"{part['mean_utility']:.4f}"]
-    assert f"{part['accuracy']:.1%} ({100 * low:.1f} to {100 * high:.1f})" in " ".join(row)
+    assert f"{part['accuracy']:.1%} ({100 * low:.0f} to {100 * high:.0f})" in " ".join(row)
     assert row[-2:] == [f"{part['ece']:.1%}", f"{part['abstention_rate']:.1%}"]
     assert "handed over" not in run("evaluate", "probs.csv", "--by", "sex", "--by", "year")[1]
 
@@ -128,7 +128,7 @@ def test_each_class(run, frame):
     low, high = row["intervals"]["recall"]
     cells = lines(out, "tumour")[-1]
     assert cells[:3] == ["tumour", str(row["samples"]), f"{row['recall']:.1%}"]
-    assert f"({100 * low:.1f} to {100 * high:.1f}) {row['precision']:.1%}" in " ".join(cells)
+    assert f"({100 * low:.0f} to {100 * high:.0f}) {row['precision']:.1%}" in " ".join(cells)
     shares = (f"{row[name]:.2%}" for name in ("predicted_share", "observed_share"))
     assert cells[-5:] == [
         *(f"{row[n]:.1%}" for n in ("specificity", "auroc")),

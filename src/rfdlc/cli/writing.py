@@ -9,9 +9,9 @@ from typing import Any
 from rfdlc.errors import expect, printable
 
 SHOWN = 25  # rows of a table that may have many
-COLUMNS = {"mean_utility": "mean utility", "accuracy": "accuracy", "ece": "ECE", "recall": "recall (sensitivity)"}
-COLUMNS |= {"precision": "precision (PPV)", "specificity": "specificity", "auroc": "AUROC"}
-COLUMNS |= {"predicted_share": "mean probability", "observed_share": "observed share", "abstention_rate": "handed over"}
+COLUMNS = {"mean_utility": "mean utility", "accuracy": "accuracy", "ece": "ECE", "recall": "recall"}
+COLUMNS |= {"precision": "precision", "specificity": "specificity", "auroc": "AUROC"}
+COLUMNS |= {"predicted_share": "predicted", "observed_share": "observed", "abstention_rate": "handed over"}
 SPANNED = ("mean_utility", "accuracy", "recall", "precision")  # shown with their intervals
 
 
@@ -77,7 +77,8 @@ def part_table(kind: str, parts: Mapping[Any, Mapping[str, Any]], most: int = 30
 
     def cell(row: Mapping[str, Any], key: str) -> str:
         form = ("{:,.4f}" if key == "mean_utility" else "{:.2%}" if "share" in key else "{:.1%}").format
-        bounds = " to ".join(map(form, row["intervals"].get(key, ()) if key in SPANNED else ())).replace("%", "")
+        brief = form if key == "mean_utility" else "{:.0%}".format
+        bounds = " to ".join(map(brief, row["intervals"].get(key, ()) if key in SPANNED else ())).replace("%", "")
         return "" if row[key] is None else form(row[key]) + f" ({bounds})" * bool(bounds)
 
     rows = sorted((part for part in parts.items() if part[1]["samples"]), key=lambda part: -part[1]["samples"])
