@@ -22,6 +22,7 @@ def frame(tmp_path, monkeypatch):
     table["target"], table["id"] = np.array(NAMES)[y], [f"v{i}" for i in range(240)]
     table["sex"], table["year"] = rng.choice(["F", "M"], 240, p=[0.4, 0.6]), rng.integers(2020, 2023, 240)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     table.to_csv("probs.csv", index=False)
     Utility(MATRIX, NAMES, [*NAMES, "refer"]).to_csv("U.csv")
     return table
