@@ -206,8 +206,8 @@ class Request(UtilityRequest):
         known_prior = saved is not None and saved.train_prior is not None and self.decider is None
         expect(prior is None or not known_prior, own_prior)
         wanted, estimated = self.target_prior, self.target_prior == "estimate"
-        expect(ready is None or wanted is None, CORRECTED_TWICE)
         target = None if wanted is None or estimated else reading.read_prior(wanted, "target prior")
+        expect(ready is None or wanted is None, CORRECTED_TWICE)
         given: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
         given = {k: v for k, v in (given | {"train_prior": prior, "target_prior": target}).items() if v is not None}
         if saved is None:
