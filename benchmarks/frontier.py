@@ -106,6 +106,14 @@ MEASURED: dict[str, Row] = {
     "rf-dlc-strong, 200 epochs": (STRONG, {"epochs": 200}),
     "rf-dlc-strong, 40 + 400 epochs": (STRONG, {"epochs": 40, "refit_epochs": 400}),
     "rf-dlc-strong, 8 particles": (STRONG, {"particles": 8}),
+    "rf-dlc-strong, 2 shared stages": (STRONG, {"shared_stages": 2}),
+    **{
+        f"rf-dlc-strong, {particles} particles, 2 shared stages, 170 + 400 epochs": (
+            STRONG,
+            {"particles": particles, "shared_stages": 2, "epochs": 170, "refit_epochs": 400},
+        )
+        for particles in (3, 8)
+    },
     **{  # from seconds to minutes
         f"{particles} particles, {epochs} epochs": (STRONG, {"particles": particles, "epochs": epochs, "warmup": 5})
         for particles in (1, 3, 8)
