@@ -3,6 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no deadline", deadline=None)  # the first example may import a library
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ VALID = {
 }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(VALID)), st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=8))
 def test_damage_is_an_error_of_one_line(protocol: int, changes: list[tuple[int, int]]) -> None:
     content = bytearray(VALID[protocol])
@@ -226,7 +226,7 @@ def test_damage_is_an_error_of_one_line(protocol: int, changes: list[tuple[int, 
 INSTRUCTIONS = st.sampled_from([opcode.code.encode("latin-1") for opcode in pickletools.opcodes])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(INSTRUCTIONS | st.binary(max_size=6) | st.sampled_from([b"K\x01", b"q\x00", b"h\x00"]), max_size=30))
 def test_any_program_is_an_error_of_one_line(program: list[bytes]) -> None:
     content = b"\x80\x02" + b"".join(program) + b"."

@@ -183,7 +183,7 @@ def shape_or_error(path: Path) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(["png", "jpg", "gif", "bmp", "tif", "webp"]), st.integers(0, 2**32), st.integers(1, 20))
 def test_damage_is_always_a_clear_error_or_an_image(suffix: str, seed: int, count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,7 @@ def scored(rng, samples=300, shares=(0.6, 0.3, 0.1), **known):
     return Predictions(logits=z, targets=y, classes=CLASSES, **known)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.sampled_from([4, 32, 1024]))
 def test_each_class_has_the_metrics_of_scikit_learn(seed, samples, parts):
     rng = np.random.default_rng(seed)
@@ -135,7 +135,7 @@ def test_a_part_is_evaluated_as_if_it_were_a_file_of_its_own(grouped):
         assert part.per_class().keys() == expected.per_class().keys()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
 def test_parts_add_up(values):
     rng = np.random.default_rng(len(values))

@@ -51,7 +51,7 @@ def stage(kind, networks):
     size=st.sampled_from([(4, 4), (8, 4), (4, 12)]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_chain_is_what_autograd_makes_of_the_layers(operations_in_torch, kind, networks, batch, size, seed):
     generator = torch.Generator().manual_seed(seed)
     layers, channels = stage(kind, networks)

@@ -210,7 +210,6 @@ def test_what_the_document_describes_and_what_it_does_not(served):
         @given(case=cases)
         @settings(
             max_examples=25,
-            deadline=None,
             derandomize=True,
             database=None,
             phases=[Phase.generate],
