@@ -52,6 +52,7 @@ STRONG, PENALTIES = "rf-dlc-strong", (-0.25, -1.0)
 SIX_VIEWS = {"test_flip": True, "test_shift": 1}  # as STRONG predicts
 SHORT = {"augment": "crop-flip", "mixup": 0.1, "learning_rate": 0.2, "warm_refit": True}
 ALL_SAMPLES = {"hold_out": 0, "calibration": "none"}
+LONG_REFIT = {"shared_stages": 2, "epochs": 170, "refit_epochs": 400}
 Row = tuple[str, dict[str, Any]]  # a method, and settings that differ from its own
 CHOICES: dict[str, Row] = {
     "strong": (STRONG, {}),
@@ -107,13 +108,8 @@ MEASURED: dict[str, Row] = {
     "rf-dlc-strong, 40 + 400 epochs": (STRONG, {"epochs": 40, "refit_epochs": 400}),
     "rf-dlc-strong, 8 particles": (STRONG, {"particles": 8}),
     "rf-dlc-strong, 2 shared stages": (STRONG, {"shared_stages": 2}),
-    **{
-        f"rf-dlc-strong, {particles} particles, 2 shared stages, 170 + 400 epochs": (
-            STRONG,
-            {"particles": particles, "shared_stages": 2, "epochs": 170, "refit_epochs": 400},
-        )
-        for particles in (3, 8)
-    },
+    "rf-dlc-strong, 2 shared stages, 170 + 400 epochs": (STRONG, LONG_REFIT),
+    "rf-dlc-strong, 8 particles, 2 shared stages, 170 + 400 epochs": (STRONG, {**LONG_REFIT, "particles": 8}),
     **{  # from seconds to minutes
         f"{particles} particles, {epochs} epochs": (STRONG, {"particles": particles, "epochs": epochs, "warmup": 5})
         for particles in (1, 3, 8)
