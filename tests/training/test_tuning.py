@@ -160,13 +160,14 @@ def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path
     monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.1 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: 0.0)
-    folds, warm, none = {"refit": True, "calibration_folds": 3}, {"refit": True, "warm_refit": True}, {}
+    folds, none = {"refit": True, "calibration_folds": 3}, {}
+    warm = {"refit": True, "warm_refit": True, "hold_out": 0.2}
     for number, (budget, more, length, chosen) in enumerate(
         (
             (35, {}, 157, warm),  # 315 epochs: too few for four trainings of twice the usual 40
             (40, {}, 90, folds),  # 360 epochs
             (400, {}, 160, folds),
-            (400, {"hold_out": 0.2}, 160, none),  # the user's
+            (400, {"hold_out": 0.3}, 160, none),  # the user's
             (400, {"calibration_folds": 5}, 160, none),
             (400, {"warm_refit": False}, 160, none),
             (35, {"schedule": "step"}, 160, none),  # restarts suit a rate that falls to 0

@@ -40,6 +40,7 @@ LONGEST = 4  # times the usual number of epochs, whatever the budget
 FEW = 0.25  # of the usual number of epochs, below which a budget is too short for good results
 PLENTY = 2  # times the usual number of epochs, from which on a budget is better spent on more trainings than on epochs
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
+RETURNED = 0.2  # the share that is held out where a refit trains the same networks on it
 CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial
 STEEPEST = 0.7  # the least factor by which a loss is expected to fall again: those near chance fall fast for a while
 UNCERTAIN = 2  # standard errors: as much better must a trial be that regularises less
@@ -211,7 +212,7 @@ def _trainings(trainer: Trainer, config: TrainConfig, given: set[str], possible:
     fixed = given & {"refit", "warm_refit", "calibration_folds", "hold_out"}
     free = trainer.data.val is None and config.hold_out and not config.refit and not fixed and possible >= 2
     folds = len(trainer.data.train) <= MOST_FOLDED and possible >= (FOLDS + 1) * PLENTY * config.epochs
-    more = {"calibration_folds": FOLDS} if folds else {"warm_refit": True}
+    more = {"calibration_folds": FOLDS} if folds else {"warm_refit": True, "hold_out": RETURNED}
     return {"refit": True, **more} if free and (folds or config.schedule == "cosine") else {}
 
 
