@@ -204,12 +204,15 @@ def markdown(titles: Iterable[str], rows: Iterable[list[str]]) -> list[str]:
 
 
 def timed(data: str) -> list[tuple[str, float, float, float, bool]]:
-    """(title, seconds, accuracy, tail, whether ours) of methods whose time is known, the fastest first."""
+    """(title, seconds, accuracy, tail, whether ours) of what the figure shows, the fastest first."""
     rows = [row for row in (*of_study(data), *of_frontier(data)) if row[9] != "-" and row[4] != "-"]
     found = []
     for title, *rest in rows:
+        title = title.replace("*", "").replace("`", "")
+        if title.endswith(UNDRAWN):
+            continue
         accuracy, tail, seconds = (float(rest[i].partition(SPACE)[0]) for i in (3, 4, 8))
-        found.append((title.replace("*", "").replace("`", ""), seconds, accuracy, tail, "rf-dlc" in title))
+        found.append((title, seconds, accuracy, tail, "rf-dlc" in title))
     return sorted(found, key=lambda row: row[1])
 
 
@@ -222,7 +225,7 @@ def draw(data: str, path: Path) -> None:
 
     from rfdlc.style import STYLE
 
-    rows = [row for row in timed(data) if not row[0].endswith(UNDRAWN)]
+    rows = timed(data)
     published = {row["method"]: float(row["accuracy"]) for row in read(ROOT / "benchmarks/published.csv")}
     with matplotlib.rc_context(STYLE):
         figure, axes = pyplot.subplots(1, 2, figsize=(10, 5.5), layout="constrained")
