@@ -88,7 +88,7 @@ def group_shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lamb
         return np.asarray(np.where(inside, slope[groups] * (hits - share[groups]), 0).sum(axis=0))
 
     unseen = float(np.mean((present[seen] * seen.sum()) ** -2.0)) if seen.any() else 0.0  # in any group
-    return Estimate(value, interval, influence, unseen, parts=(samples, scale(share)), counted=inside.any(axis=0))
+    return Estimate(value, interval, influence, unseen, parts=(samples, scale(share)), counted=np.any(inside, axis=0))
 
 
 def smallest_share(groups: Indices, hits: Mask) -> Estimate:
