@@ -138,7 +138,7 @@ def evaluate(
     options: dict[str, Any] = {"uncertainty": uncertainty, "bootstrap": bootstrap, "seed": seed}
     result = rfdlc.evaluate(predictions, decider=decider, classes=known, groups=pairs, **options)
     gain = gain_over_argmax(result, predictions, decider)
-    parts = {name: result.by(predictions.columns[name]) for name in by or ()}
+    parts: dict[str, Any] = {name: result.by(predictions.columns[name]) for name in by or ()}
     classes = result.per_class() if per_class else {}
     if json:
         summary = {"decider": _summary(decider, predictions), "over_argmax": None if gain is None else asdict(gain)}
