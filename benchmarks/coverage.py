@@ -6,6 +6,11 @@ many samples; of a mean over classes, the mean over the classes that a draw cont
 difference between the two models.
 
     python benchmarks/coverage.py [--workers 2]
+    python benchmarks/coverage.py --groups
+
+The second draws groups of 1 to 19 samples. A group g is right with probability t_g, of a beta distribution with mean
+0.8, so that the correlation within groups is 1/3. A row is about the accuracy on all samples, or on those of a class
+that is in some of 100 groups.
 """
 
 import argparse
@@ -21,7 +26,7 @@ from scipy.stats import binom
 from recording import in_parallel, write
 from rfdlc import Classes, Utility
 from rfdlc.decide.comparison import paired_difference
-from rfdlc.decide.intervals import LEVEL, Estimate
+from rfdlc.decide.intervals import LEVEL, Estimate, by_group, mean
 from rfdlc.decide.metrics import METRICS, regions
 from rfdlc.decide.outcomes import Outcomes
 
@@ -35,6 +40,7 @@ COLUMNS = (
     "model", "samples", "metric", "intervals", "coverage", "unavoidable", "verdict", "mean_width", "contains_estimate",
 )  # fmt: skip
 LOWEST, HIGHEST = 0.92, 0.98
+SHARE = 0.8  # right of the samples in groups
 FEW_DIFFER = (  # means over samples on which two models rarely differ
     "accuracy", "false_head_rates", "abstention_rate", "utility_gap_by_region",
 )  # fmt: skip
@@ -158,13 +164,35 @@ def rows(samples: int, repeats: int, seed: int, workers: int) -> Iterator[dict[s
             }
 
 
+def grouped_rows(repeats: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Coverage of the accuracy of samples in groups, by intervals that know the groups and by those that do not."""
+    for total, counted in ((10, 10), (25, 25), (100, 100), (100, 2), (100, 5)):
+        rng, covered = np.random.default_rng((seed, total, counted)), []
+        for _ in range(repeats):
+            groups = np.repeat(np.arange(total), rng.integers(1, 20, total))
+            right = rng.random(len(groups)) < rng.beta(2 * SHARE, 2 * (1 - SHARE), total)[groups]
+            estimate = mean(np.where(groups < counted, right, np.nan))
+            bounds = [each.interval() for each in (estimate, by_group(estimate, groups))]
+            found = [bound[0] <= SHARE <= bound[1] for bound in bounds if bound is not None]
+            covered += [found] if len(found) == 2 else []
+        each = dict(zip(("ignoring_groups", "by_group"), np.mean(covered, axis=0).round(3).tolist(), strict=True))
+        yield {"groups": total, "groups_that_count": counted, "intervals": len(covered), **each}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--samples", type=int, nargs="*", default=(100, 1000))
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--groups", action="store_true")
     options = parser.parse_args()
+    if options.groups:
+        columns = ("groups", "groups_that_count", "intervals", "ignoring_groups", "by_group")
+        write(
+            "coverage-groups", grouped_rows(options.repeats, options.seed), ("rfdlc", "numpy", "scipy"), columns=columns
+        )
+        raise SystemExit
     each = (options.repeats, options.seed, options.workers)
     found = (row for samples in options.samples for row in rows(samples, *each))
     write("coverage", found, ("rfdlc", "numpy", "scipy"), columns=COLUMNS)

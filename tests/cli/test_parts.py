@@ -8,6 +8,7 @@ import pytest
 from scipy.special import softmax
 
 from rfdlc import Classes, Decider, Predictions, Utility, evaluate
+from rfdlc.decide.evaluation import Evaluation
 
 NAMES = ["flu", "cold", "tumour"]
 MATRIX = np.array([[1, 0, 0, 0.5], [0, 1, 0, 0.5], [-4, -4, 1, 0.5]])
@@ -150,6 +151,15 @@ def test_of_many_classes_the_most_and_the_least_frequent_are_shown(run, tmp_path
     assert shown == [*names[39:24:-1], *names[14::-1]]
     assert "15 more: --json" in out
     assert [*json.loads(run("evaluate", "many.csv", "--per-class", "--json")[1])["per_class"]] == names
+
+
+def test_of_many_values_only_those_that_are_shown_take_time(run, frame, monkeypatch):
+    frame.assign(day=np.arange(240) // 2).to_csv("days.csv", index=False)
+    rows, whole = [], Evaluation.to_dict
+    monkeypatch.setattr(Evaluation, "to_dict", lambda self: rows.append(self) or whole(self))
+    out = run("evaluate", "days.csv", *(word for name in ("sex", "year", "day") for word in ("--by", name)))[1]
+    assert "90 more: --json" in out
+    assert len(rows) == 2 + 3 + 30
 
 
 def test_parts_of_tables_of_any_size_are_refused(run, frame, tmp_path):

@@ -1,6 +1,8 @@
 """Tables: encodings learned on the training rows, every missing value and dropped column said."""
 
 import json
+import re
+import reprlib
 import warnings
 from contextlib import nullcontext
 from datetime import UTC, date, datetime
@@ -418,10 +420,19 @@ def test_labels_beside_a_data_frame_are_those_of_a_column() -> None:
     for wrong, message in (
         ((frame, labels[1:]), r"60 rows and labels of shape \(59,\)"),
         ((frame.assign(target=1), labels), "column target beside labels"),
-        ({"train": parts["train"], "test": (frame[["age"]][40:], labels[40:])}, "differ in their columns: ward"),
+        (
+            {"train": parts["train"], "test": (frame[["age"]][40:], labels[40:])},
+            "column ward is not in all of them: add",
+        ),
+        (
+            {"train": parts["train"], "val": (frame[["age"]], labels), "test": parts["test"]},
+            "column ward is not in all",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             rfdlc.load(wrong)
+    with pytest.raises(InputError, match="target 'age' names a column, but labels are given, too: leave one of them"):
+        rfdlc.load((frame, labels), target="age")
 
 
 def test_lists_in_a_data_frame_are_read_as_those_of_a_file(tmp_path: Path) -> None:
@@ -441,9 +452,32 @@ def test_lists_in_a_data_frame_are_read_as_those_of_a_file(tmp_path: Path) -> No
     for again in (rows, rows.to_dict("list"), rows.to_dict("records")):
         assert expected.encoder.encode(again).tolist() == expected.encoder.encode(rows).tolist()
     np.testing.assert_allclose(expected.encoder.encode(rows)[:, :3], cells, rtol=1e-6)
-    for wrong in ([1.0, 2.0], ["x", "y", "z"]):
-        with pytest.raises(InputError, match="column 'embedding' holds lists: expected numbers, and one length"):
-            rfdlc.load(frame.assign(embedding=[wrong, *cells[1:]]))
+    for wrong in ([1.0, 2.0], ["x", "y", "z"], [[1.0], [2.0], [3.0]]):
+        told = rf"column 'embedding' holds lists, in row 2 {re.escape(reprlib.repr(wrong))}: expected 3 numbers"
+        ragged = frame.assign(embedding=[cells[0], wrong, *cells[2:]])
+        with pytest.raises(
+            InputError, match=rf"{told}, as many as the first has; drop \(--drop\) leaves the column out"
+        ):
+            rfdlc.load(ragged)
+        assert rfdlc.load(ragged, drop=["embedding"]).input_shape == (2,)
+        beside = expected.encoder.encode(rows.assign(tags=ragged["embedding"]))  # what the model does not need
+        assert beside.tolist() == expected.encoder.encode(rows).tolist()
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "NA"])
+def test_missing_lists_and_items_are_missing_numbers(missing: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    missing = pandas.NA if missing == "NA" else missing
+    cells = [missing, *([float(i), None if i == 5 else 1.0] for i in range(9))]
+    data = rfdlc.load(pandas.DataFrame({"e": cells, "label": [*"ab"] * 5}), test_fraction=0)
+    assert data.encoder is not None
+    assert data.encoder.features == ("e[0]", "e[0] is missing", "e[1]", "e[1] is missing")
+    assert data.train.array[:, [1, 3]].sum(axis=0).tolist() == [1, 2]
+
+
+def test_texts_in_lists_of_a_file_are_categories(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"tags": [["01"], [], ["02", "03"]] * 4, "label": [*"ab"] * 6}), tmp_path / "t.parquet")
+    assert rfdlc.load(tmp_path / "t.parquet").input_shape == (3,)
 
 
 def test_the_split_column_however_it_is_written(path: Path) -> None:

@@ -191,6 +191,8 @@ def test_a_budget_is_saved_and_belongs_to_its_utility(tmp_path):
         (1.5, "budget 1.5: expected a share of the samples from 0 to 1, such as 0.05, 5%, or 30/600 for 30 of 600"),
         ("30/0", "budget '30/0': expected a share"),
         ("30/20", "budget '30/20': expected a share"),
+        ("1%/10", "budget '1%/10': expected a share"),
+        ("1/", "budget '1/': expected a share"),
         ("many", "budget 'many': expected a share"),
         ({"surgeon": 0.1}, "budget of surgeon: expected total, abstain"),
     ],

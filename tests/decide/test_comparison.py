@@ -78,6 +78,10 @@ def test_samples_are_matched_by_id():
     assert found["nll"] == rfdlc.compare(few, some, bootstrap=0)["nll"]
     with pytest.raises(InputError, match="different samples"):
         rfdlc.compare(predictions(2), predictions(3, samples=300))
+    swapped = np.where(np.isin(order, (7, 30)), 1 - turned.targets.clip(max=1), turned.targets)
+    other = Predictions(logits=turned.scores.values, targets=swapped, ids=turned.ids, classes=b.classes)
+    with pytest.raises(InputError, match="have other labels for the ids s30, s7: expected one label for each id"):
+        rfdlc.compare(a, other)
 
 
 def test_holm():

@@ -117,6 +117,40 @@ def test_without_errors_groups_count_as_samples():
     assert by_group(right, np.arange(60) // 3).interval() == (pytest.approx(float(wilson(1.0, 20)[0])), 1)
 
 
+def test_samples_that_do_not_count_change_no_interval():
+    """Rates of rare classes are about the groups that have them, however many other samples there are."""
+    rng, other = np.random.default_rng(8), np.repeat(np.arange(40), 50)
+    for groups in (np.arange(12), np.arange(12) // 2, np.arange(12) // 6):
+        for values in (np.ones(12), np.arange(12) % 3 > 0, rng.normal(size=12).repeat(2)):
+            own = np.resize(groups, len(values))
+            known, counted = np.concatenate([values, np.full(len(other), np.nan)]), np.concatenate([own, other])
+            assert by_group(mean(known), counted).interval() == pytest.approx(by_group(mean(values), own).interval())
+    one = np.concatenate([np.zeros(12, dtype=int), other])
+    alone = mean(np.concatenate([np.arange(12) % 2, np.full(len(other), np.nan)]))
+    assert (alone.interval() is None, by_group(alone, one).interval()) == (False, None)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_intervals_of_a_class_in_few_groups_cover(groups):
+    """The class is in some of 30 groups; with the degrees of freedom of all groups, 83% and 89% are covered."""
+    rng, covered, place = np.random.default_rng(9), [], np.repeat(np.arange(30), 20)
+    for _ in range(300):
+        right = rng.random(600) < rng.beta(2 * SHARE, 2 * (1 - SHARE), 30)[place]
+        low, high = by_group(mean(np.where(place < groups, right, np.nan)), place).interval()
+        covered.append(low <= SHARE <= high)
+    assert 0.92 < np.mean(covered) < 0.99
+
+
+def test_rankings_of_errors_in_few_groups_have_no_interval():
+    rng = np.random.default_rng(10)
+    wrong, p = np.arange(200) < 20, rng.uniform(0.5, 1, 200)
+    y, scores = wrong.astype(np.int64), np.stack([p, 1 - p], axis=1)
+    few, many = np.where(wrong, 0, np.arange(200)), np.arange(200) // 2
+    found = [evaluate(Predictions(probabilities=scores, targets=y, groups=own)) for own in (few, many)]
+    assert ["error_auc" in each.intervals for each in found] == [False, True]
+    assert found[0].error_auc == found[1].error_auc
+
+
 def grouped(rng, samples=300, noise=0.5, **known):
     """Predictions of samples of 40 patients, whose scores are off in the same way."""
     groups = rng.integers(0, 40, samples)

@@ -1,5 +1,7 @@
 """Models as folders that others load, and the hub, of which only what reaches it is tested here: nothing is sent."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,17 @@ def test_saving_again_keeps_a_readme_and_takes_the_new_decider(model, tmp_path):
     (folder / "README.md").write_text("mine")
     model.save_pretrained(folder)
     assert (folder / "README.md").read_text() == "mine"
+    (folder / "README.md").unlink()
+    card = (model.save_pretrained(folder) / "README.md").read_text()
+    other = rfdlc.Model.from_pretrained(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the card is still right
+        other.save_pretrained(tmp_path / "same")
+    other.decider = other.decider.replace(utility=rfdlc.Utility.one_hot(other.classes).with_abstain(0.7))
+    with pytest.warns(UserWarning, match=r"README.md was kept, but is about other decisions: edit it, or delete it"):
+        other.save_pretrained(tmp_path / "costs")
+    assert (tmp_path / "costs" / "README.md").read_text() == card
+    model.save_pretrained(folder)
     assert rfdlc.Decider.load(folder / "decider.json").decided_for == model.decider.decided_for
 
 

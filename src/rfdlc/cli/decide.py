@@ -138,11 +138,12 @@ def evaluate(
     options: dict[str, Any] = {"uncertainty": uncertainty, "bootstrap": bootstrap, "seed": seed}
     result = rfdlc.evaluate(predictions, decider=decider, classes=known, groups=pairs, **options)
     gain = gain_over_argmax(result, predictions, decider)
-    parts = {name: {v: e.to_dict() for v, e in result.by(predictions.columns[name]).items()} for name in by or ()}
+    parts: dict[str, Any] = {name: result.by(predictions.columns[name]) for name in by or ()}
     classes = result.per_class() if per_class else {}
     if json:
         summary = {"decider": _summary(decider, predictions), "over_argmax": None if gain is None else asdict(gain)}
-        summary |= {key: found for key, found in (("by", parts), ("per_class", classes)) if found}
+        plain = {name: {value: part.to_dict() for value, part in found.items()} for name, found in parts.items()}
+        summary |= {key: found for key, found in (("by", plain), ("per_class", classes)) if found}
         output(True, result.to_dict() | summary)
         return
     tables = [part_table(name, found) for name, found in [*parts.items(), ("class", classes)] if found]

@@ -12,6 +12,7 @@ SHOWN = 25  # rows of a table that may have many
 COLUMNS = {"mean_utility": "mean utility", "accuracy": "accuracy", "ece": "ECE", "recall": "recall"}
 COLUMNS |= {"precision": "precision", "specificity": "specificity", "auroc": "AUROC"}
 COLUMNS |= {"predicted_share": "predicted", "observed_share": "observed", "abstention_rate": "handed over"}
+END_ROWS = 15  # of a table of many parts, at either end
 SPANNED = ("mean_utility", "accuracy", "recall", "precision")  # shown with their intervals
 
 
@@ -72,8 +73,11 @@ def new_table(*columns: str, left: int = 1, title: str | None = None, **options:
     return table
 
 
-def part_table(kind: str, parts: Mapping[Any, Mapping[str, Any]], most: int = 30) -> Any:
-    """Metrics of each part of the samples, as in JSON, by falling size; of many, the largest and the smallest."""
+def part_table(kind: str, parts: Mapping[Any, Any]) -> Any:
+    """Metrics of each part of the samples, by falling size: evaluations, or rows as in JSON.
+
+    Of many, the largest and the smallest; others are not turned into rows, as intervals take time.
+    """
 
     def cell(row: Mapping[str, Any], key: str) -> str:
         form = ("{:,.4f}" if key == "mean_utility" else "{:.2%}" if "share" in key else "{:.1%}").format
@@ -81,9 +85,11 @@ def part_table(kind: str, parts: Mapping[Any, Mapping[str, Any]], most: int = 30
         bounds = " to ".join(map(brief, row["intervals"].get(key, ()) if key in SPANNED else ())).replace("%", "")
         return "" if row[key] is None else form(row[key]) + f" ({bounds})" * bool(bounds)
 
-    rows = sorted((part for part in parts.items() if part[1]["samples"]), key=lambda part: -part[1]["samples"])
+    sizes = {name: part["samples"] if isinstance(part, Mapping) else part.samples for name, part in parts.items()}
+    names = sorted((name for name in parts if sizes[name]), key=lambda name: -sizes[name])
+    names = names if len(names) <= 2 * END_ROWS else names[:END_ROWS] + names[-END_ROWS:]
+    rows = [(name, parts[name] if isinstance(parts[name], Mapping) else parts[name].to_dict()) for name in names]
     keys = [key for key in COLUMNS if key in rows[0][1] and (key != "abstention_rate" or any(r[key] for _, r in rows))]
-    rows = rows if len(rows) <= most else rows[: most // 2] + rows[-most // 2 :]
     size, left = "samples" + " (groups)" * bool(rows[0][1].get("groups")), len(parts) - len(rows)
     table = new_table(kind, size, *map(COLUMNS.__getitem__, keys), caption=f"{left:,} more: --json" if left else None)
     for name, row in rows:

@@ -103,7 +103,9 @@ def holds_codes(cells: Cells) -> bool:
     if hasattr(cells, "null_count"):
         from pyarrow import compute
 
-        text = "string" in str(cells.type)  # most columns are known by their first characters
+        text = (
+            "string" in str(cells.type) and not cells.type.num_fields
+        )  # no list of texts; most columns are known by their first characters
         if not text or not compute.any(compute.match_substring_regex(cells.cast("string"), r"^\s*0\d")).as_py():
             return False
     elif isinstance(cells, np.ndarray) and cells.dtype != object:
@@ -367,7 +369,8 @@ class TableEncoder:
             samples = {name: [row.get(name) for row in samples] for name in names}
         if not isinstance(samples, Mapping) and not hasattr(samples, "columns"):
             return samples
-        cells = {str(name): samples[name] for name in getattr(samples, "columns", samples)}
+        known = {own for column in self.columns for own in (column.name, column.of_list)}
+        cells = {str(name): samples[name] for name in getattr(samples, "columns", samples) if str(name) in known}
         for name, column in cells.items():
             several = isinstance(column, Sized) and not isinstance(column, str)
             expect(several, f"column {name!r} is {column!r}: expected a list of cells, one per row")

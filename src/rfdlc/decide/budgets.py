@@ -96,8 +96,9 @@ def as_share(given: Any, what: str = "budget") -> float:
     (0.05, 0.05, 0.05)
     """
     try:
-        number, _, whole = str(given).strip().partition("/")
-        share = float(number.removesuffix("%")) / float(whole or (100 if number.endswith("%") else 1))
+        number, slash, whole = str(given).strip().partition("/")
+        share = float(number) / float(whole) if slash else float(number.removesuffix("%"))
+        share /= 100 if number.endswith("%") else 1
     except (ValueError, ZeroDivisionError):
         share = -1.0
     expected = "expected a share of the samples from 0 to 1, such as 0.05, 5%, or 30/600 for 30 of 600 samples"

@@ -32,6 +32,7 @@ class Estimate:
     centre: Callable[..., float] | None = None  # what the interval is about, where that is not the value
     parts: tuple[Indices, Array] | None = None  # of a mean over groups: samples and value of each
     alike: Callable[[], Array] | None = None  # errors of samples that tell the design effect, if influences do not
+    counted: Mask | None = None  # the samples that the value is about; None for all
 
 
 def wilson(share: Any, samples: Any) -> tuple[Any, Any]:
@@ -87,7 +88,7 @@ def group_shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lamb
         return np.asarray(np.where(inside, slope[groups] * (hits - share[groups]), 0).sum(axis=0))
 
     unseen = float(np.mean((present[seen] * seen.sum()) ** -2.0)) if seen.any() else 0.0  # in any group
-    return Estimate(value, interval, influence, unseen, parts=(samples, scale(share)))
+    return Estimate(value, interval, influence, unseen, parts=(samples, scale(share)), counted=np.any(inside, axis=0))
 
 
 def smallest_share(groups: Indices, hits: Mask) -> Estimate:
@@ -127,7 +128,7 @@ def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, differs:
         return float(max(ends[0], value - low)), float(min(ends[1], value + high))
 
     unseen = 0.0 if ends is None else (differs * (ends[1] - ends[0]) / size) ** 2 / 2
-    return Estimate(value, interval, lambda: np.nan_to_num(values - value) / size, unseen)
+    return Estimate(value, interval, lambda: np.nan_to_num(values - value) / size, unseen, counted=counts)
 
 
 def distances(influence: Array, down: float, up: float, effect: float = 1.0) -> Interval:
@@ -243,15 +244,16 @@ def by_group(estimate: Estimate, groups: Indices) -> Estimate:
     >>> [[round(bound, 2) for bound in e.interval()] for e in (mean(right), by_group(mean(right), np.arange(12) // 3))]
     [[0.47, 0.91], [0.05, 0.98]]
     """
-    _, place, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    _, place = np.unique(groups, return_inverse=True)
     errors = estimate.influence or estimate.alike
-    if errors is None or len(sizes) < 2 or np.isnan(estimate.value):
+    sizes = np.bincount(place if estimate.counted is None else place[estimate.counted], minlength=place.max() + 1)
+    seen = sizes > 0  # other groups tell nothing of this value
+    if errors is None or seen.sum() < 2 or np.isnan(estimate.value):
         return Estimate(estimate.value)
-    if len(sizes) == len(groups):
-        return estimate
-    sums, alone = np.bincount(place, errors()).astype(np.float64), float(np.square(errors()).sum())
-    low, high = student(len(sizes) * sums)
-    effect = max(1.0, ((high - low) / 2 / Z) ** 2 / alone) if alone > 0 else float(sizes @ sizes / len(groups))
+    sums, alone, effect = np.bincount(place, errors()).astype(np.float64), float(np.square(errors()).sum()), 1.0
+    if sizes.max() > 1:
+        low, high = student(seen.sum() * sums[seen])
+        effect = max(1.0, ((high - low) / 2 / Z) ** 2 / alone) if alone > 0 else float(sizes @ sizes / sizes.sum())
     return replace(
         estimate,
         interval=partial(estimate.interval, effect),

@@ -219,7 +219,7 @@ def _by_region(o: "Outcomes", values: Any, kind: str = "thirds") -> dict[str, An
 def _ece(o: "Outcomes", rows: Any = True, debiased: bool = False) -> Estimate:
     rows = np.broadcast_to(rows, len(o))
     found = intervals.calibration_gap(o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased)
-    return replace(found, alike=mean(np.where(rows, o.confidence - o.right, NAN)).influence)
+    return replace(found, alike=mean(np.where(rows, o.confidence - o.right, NAN)).influence, counted=rows)
 
 
 def _kept(o: "Outcomes", area: Callable[[Mask, Floats], Estimate]) -> Estimate:
@@ -228,7 +228,14 @@ def _kept(o: "Outcomes", area: Callable[[Mask, Floats], Estimate]) -> Estimate:
     found, influence = area(o.correct[kept], o.certainty[kept]), np.zeros(len(o))
     if found.influence is not None:
         influence[kept] = found.influence()
-    return replace(found, influence=lambda: influence)
+    return _ranked(o, replace(found, influence=lambda: influence, counted=kept), kept & o.correct, kept & ~o.correct)
+
+
+def _ranked(o: "Outcomes", found: Estimate, *sides: Mask) -> Estimate:
+    """Without an interval where samples of one side come from few groups."""
+    groups = o.sample_groups
+    few = groups is not None and min(len(np.unique(groups[rows])) for rows in sides) < intervals.FEWEST_ERRORS
+    return Estimate(found.value) if few else found
 
 
 def _macro_f1(o: "Outcomes") -> Estimate:
@@ -270,13 +277,12 @@ def of_class(o: "Outcomes", c: int) -> dict[str, Estimate]:
     """Estimates of class c against all others, with intervals about the groups that have such samples."""
     own, decided, p, groups = o.targets == c, o.decided == c, o.probabilities[:, c], o.sample_groups
     pairs = {"recall": (decided, own), "precision": (own, decided), "specificity": (~decided, ~own)}
-    pairs |= {"abstention_rate": (o.decided < 0, own), "observed_share": (own, np.full(len(o), True))}
-    found, auroc = {name: mean(hits[rows]) for name, (hits, rows) in pairs.items()}, roc_area(own, p)
+    pairs |= {"abstention_rate": (o.decided < 0, own), "observed_share": (own, True)}
+    found = {name: mean(np.where(rows, hits, NAN)) for name, (hits, rows) in pairs.items()}
+    found["auroc"] = _ranked(o, roc_area(own, p), own, ~own)
     if groups is not None:
-        found = {name: intervals.by_group(found[name], groups[rows]) for name, (_, rows) in pairs.items()}
-        few = min(len(np.unique(groups[rows])) for rows in (own, ~own)) < intervals.FEWEST_ERRORS
-        auroc = Estimate(auroc.value) if few else intervals.by_group(auroc, groups)
-    return found | {"auroc": auroc, "predicted_share": Estimate(float(p.mean(dtype=np.float64)))}
+        found = {name: intervals.by_group(each, groups) for name, each in found.items()}
+    return found | {"predicted_share": Estimate(float(p.mean(dtype=np.float64)))}
 
 
 def _set_coverage(o: "Outcomes") -> dict[str, Any]:

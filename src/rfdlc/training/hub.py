@@ -14,29 +14,34 @@ from rfdlc.errors import InputError, expect
 # All that `Model.load` reads, and what people look for; no checkpoints, predictions or training samples.
 NEEDED = ("config.json", "classes.json", "model.safetensors", "decider.json")
 OTHERS = ("embedding.*", "familiarity.*", "tuning.json", "environment.json", "metrics.json", "choice.json", "README.md")
-CARD = """---
+DECIDES = "It takes the actions of highest expected utility, {decider.utility!r}, and {decider.decided_for}."
+CARD = f"""---
 library_name: rfdlc
 tags: [rfdlc, long-tailed, cost-sensitive, calibration]
 ---
 
-# {name}
+# {{name}}
 
-A calibrated ensemble for {classes} classes: `rfdlc.Model.from_pretrained("{name}")`.
-It takes the actions of highest expected utility, {decider.utility!r}, and {decider.decided_for}.
+A calibrated ensemble for {{classes}} classes: `rfdlc.Model.from_pretrained("{{name}}")`.
+{DECIDES}
 Safetensors and JSON only: loading runs no code of this folder.
 """
 
 
 def model_card(name: str, run: Path, decider: Decider) -> str:
     """The README.md of a model: how it decides, and metrics of that on the test samples of its run."""
-    text, tested = (
-        CARD.format(name=name, decider=decider, classes=len(decider.utility.classes)),
-        run / "predictions.npz",
-    )
+    text = CARD.format(name=name, decider=decider, classes=len(decider.utility.classes))
+    tested = run / "predictions.npz"
     found = Predictions.load(tested) if tested.exists() else None
     if found is None or found.targets is None:
         return text
     return f"{text}\nOn the test samples of the run:\n\n```\n{evaluate(found, decider=decider)}\n```\n"
+
+
+def tells_otherwise(card: Path, decider: Decider) -> bool:
+    """Whether a card of `model_card`, which people may have edited since, is about other decisions."""
+    text = card.read_text(encoding="utf-8", errors="replace")
+    return DECIDES.partition("{")[0] in text and DECIDES.format(decider=decider) not in text
 
 
 def copy_model(run: Path, folder: Path) -> None:

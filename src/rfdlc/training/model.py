@@ -127,8 +127,13 @@ class Model:
     def _save(self, folder: Path, name: str) -> Path:
         hub.copy_model(self.path, folder)
         self.decider.save(folder / "decider.json")
-        if not (folder / "README.md").exists():
-            (folder / "README.md").write_text(hub.model_card(name, self.path, self.decider), encoding="utf-8")
+        card = folder / "README.md"
+        if not card.exists():
+            card.write_text(hub.model_card(name, self.path, self.decider), encoding="utf-8")
+        elif hub.tells_otherwise(card, self.decider):
+            warnings.warn(
+                f"{card} was kept, but is about other decisions: edit it, or delete it and save", stacklevel=3
+            )
         return folder
 
     def predict(

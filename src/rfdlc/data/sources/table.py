@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
-from rfdlc.data.frames import frame_columns
+from rfdlc.data.frames import frame_columns, with_items
 from rfdlc.data.inspection import leaking_columns
 from rfdlc.data.longtail import far_from_asked, hold_out_indices
 from rfdlc.data.sources.image_files import is_image
@@ -61,7 +61,9 @@ def read(
     """One row per sample; `target`, `groups`, `split`, `drop`, `time` name columns. Training rows give the encoding."""
     where = str(source) if isinstance(source, Path) else "data frame"
     table = read_columns(source, of_samples=True) if isinstance(source, Path) else _of_frame(source)
-    target = CLASS if isinstance(source, dict | tuple | list) else target
+    if isinstance(source, dict | tuple | list):
+        expect(target is None, f"target {target!r} names a column, but labels are given, too: leave one of them out")
+        target = CLASS
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
     target, found = check_roles(where, table, target, groups, split, time, *drop)
     if "column 1" in table:
@@ -79,6 +81,7 @@ def read(
         expect(not empty, f"{where}: the group column {groups!r} is empty in row {empty}")
         group_of = text_column(table.pop(groups)).astype(str)
     notes = [f"column {column!r} was left out as asked" for column in drop if table.pop(column) is not None]
+    table = table if isinstance(source, Path) else with_items(table)
     unread = [name for name, cells in table.items() if _holds_bytes(cells)]
     told = "holds bytes that are neither images nor text, and was left out"
     notes += [f"column {name!r} {told}" for name in unread if table.pop(name) is not None]
@@ -144,8 +147,8 @@ def _of_frame(source: Any) -> Table:
         told = f"data frame: {len(frame):,} rows and labels of shape {cells.shape}: expected one label per row"
         expect(cells.shape == (len(frame),), told)
         parts.append(own | {CLASS: cells} | ({SPLIT: np.full(len(frame), split, dtype=object)} if split else {}))
-    differ = f"data frames of splits differ in their columns: {listing(sorted(set(parts[0]) ^ set(parts[-1])))}"
-    expect(all(set(own) == set(parts[0]) for own in parts), differ)
+    differ = sorted({name for own in parts for name in own if not all(name in each for each in parts)})
+    expect(not differ, f"data frames of splits: column {listing(differ)} is not in all of them: add or drop it")
     return {name: np.concatenate([own[name] for own in parts]) for name in parts[0]}
 
 

@@ -169,6 +169,10 @@ def compare_runs(a: Sequence[ReportRun], b: Sequence[ReportRun], bootstrap: int 
         places = [np.flatnonzero(np.isin(each, shared)) for each in ids]
         places = [place[np.argsort(each[place])] for place, each in zip(places, map(np.asarray, ids), strict=True)]
         found = [run.outcomes.take(place) for run, place in zip((*a, *b), places, strict=True)]
+        for run, own in zip((*a, *b), found, strict=True):
+            differ = shared[own.targets != found[0].targets]
+            told = f"{a[0].name} and {run.name} have other labels for the ids {listing(differ, 3)}"
+            expect(not len(differ), f"{told}: expected one label for each id")
         left, right = found[: len(a)], found[len(a) :]
     return compare_outcomes(left, right, (a[0].name, b[0].name), bootstrap, seed)
 

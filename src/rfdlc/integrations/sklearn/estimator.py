@@ -19,7 +19,7 @@ from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classi
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, check_X_y, validate_data
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
-from rfdlc.data.frames import frame_columns
+from rfdlc.data.frames import frame_columns, with_items
 from rfdlc.data.table import TableEncoder, blurred
 from rfdlc.decide import uncertainty
 from rfdlc.decide.classes import Classes, as_classes
@@ -223,13 +223,13 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     def _encoded(self, X: Any, reset: bool) -> NDArray[np.float32] | None:
         """Features of a data frame with texts, dates or missing values, as `rfdlc train` makes them; None of others."""
         if reset:
-            self.encoder_ = TableEncoder.fit(frame_columns(X)) if _needs_encoding(X) else None
+            self.encoder_ = TableEncoder.fit(with_items(frame_columns(X))) if _needs_encoding(X) else None
         encoder = getattr(self, "encoder_", None)  # pickles of earlier versions have none
         if encoder is None:
             return None
         expect(hasattr(X, "columns"), f"X has no columns: expected {encoder.expected}, as in fit")
         validate_data(self, X, reset=reset, skip_check_array=True)  # the names of columns
-        return np.asarray(encoder.transform(frame_columns(X)))
+        return np.asarray(encoder.transform(with_items(frame_columns(X))))
 
     def _scaling(self, split: Split) -> Normalisation:
         return Normalisation.of_table(split.array, self.encoder_) if self.encoder_ else Normalisation.of(split.array)
