@@ -38,7 +38,8 @@ Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
 EXPERT = "CSV of somebody's answers, P(answer | true class), and optionally `cost`: an action of the file's name."
-BUDGET = "At most this share is handed over: `5%`, `30/600`, or by action: `total=10%,radiologist=2%`. "
+BUDGET = "Share that is handed over: `5%`, `30/600`, or by action: `total=10%,radiologist=2%`. At most this share in "
+BUDGET += "`decide` of one file; elsewhere on average, by prices of held-out data. "
 BUDGET += "Needs held-out data, but not for a table of `rfdlc predict`."
 ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs held-out data. "
 ALARM += "Found by entropy; of logits, by their energy, too; of runs with familiarity=true, by features, too."

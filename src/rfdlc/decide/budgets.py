@@ -51,6 +51,17 @@ class Budget:
         prices: NDArray[np.float64] = np.where(utility.decided_class < 0, own + self.prices.get(TOTAL, 0.0), 0.0)
         return prices
 
+    def handed_over(self, counts: Mapping[str, int], utility: Utility) -> dict[str, float]:
+        """The share of samples that was handed over, by the names of the budget; `counts` are those of actions.
+
+        >>> utility = Utility.one_hot(1).with_abstain(0)
+        >>> Budget({"total": 0.05}, {"total": 0.2}).handed_over({"0": 7, "abstain": 1}, utility)
+        {'total': 0.125}
+        """
+        handing = [name for name, c in zip(utility.actions, utility.decided_class, strict=True) if c < 0]
+        samples = max(1, sum(counts.values()))
+        return {name: sum(counts[a] for a in handing if name in (TOTAL, a)) / samples for name in self.shares}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain tables, ready for JSON."""
         return {"shares": self.shares, "prices": self.prices}
