@@ -49,8 +49,9 @@ class Metric:
         "%" for shares between 0 and 1, which tables show as percentages; "" for plain numbers.
     parent : str, optional
         Name of the metric below which tables indent this one.
-    headline, resample : bool
-        Whether short tables show the metric too; whether a number has a bootstrap interval.
+    headline, resample, table : bool
+        Whether short tables show the metric too; whether a number has a bootstrap interval; whether tables, reports and
+        model cards show the metric at all.
 
     Examples
     --------
@@ -66,6 +67,7 @@ class Metric:
     parent: str | None = None
     headline: bool = False
     resample: bool = True
+    table: bool = True
 
     def format(self, value: float) -> str:
         """The value as tables show it."""
@@ -348,10 +350,11 @@ for _metric in (
            "none", parent="utility_gap"),
     Metric("utility_gap_by_action", "action {}",
            _gap_by_action, "none", parent="utility_gap"),
-    Metric("ece_paper", "ECE as in the paper", lambda o: ece_paper(o.entropy, o.right), "lower", "%", resample=False),
+    Metric("ece_paper", "ECE as in the paper", lambda o: ece_paper(o.entropy, o.right), "lower", "%", resample=False,
+           table=False),
     Metric("ece_by_true_region", "true {}",
            lambda o: {name: _ece(o, rows).value for name, rows in regions(o, "thirds")},
-           "lower", "%", "ece_paper", resample=False),
+           "lower", "%", "ece_paper", resample=False, table=False),
     Metric("group_rates", "{}", _group_rates, "none", "%"),
 ):
     register_metric(_metric)
