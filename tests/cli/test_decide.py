@@ -206,6 +206,26 @@ def test_a_saved_decider_knows_its_columns(run, folder):
     assert "did you mean 'nwet'?" in err
 
 
+@pytest.mark.parametrize("option", ["--costs", "--utility"])
+def test_a_table_of_utilities_knows_its_columns(run, folder, option):
+    """Other columns, of text or numbers, are ignored in both tables, as they are with a saved decider."""
+    for name in ("test", "val"):
+        frame = pandas.read_csv(f"{name}.csv")
+        frame.insert(1, "customer", [f"c{i}" for i in range(len(frame))])
+        frame.assign(price=7.5).to_parquet(f"more-{name}.parquet")
+    found = []
+    for prefix, kind in (("", "csv"), ("more-", "parquet")):
+        words = "--calibrate", f"{prefix}val.{kind}", option, "U.csv", "--json"
+        found.append([run(command, f"{prefix}test.{kind}", *words) for command in ("evaluate", "decide")])
+        assert [code for code, _, _ in found[-1]] == [0, 0], found[-1]
+    plain, more = ([json.loads(out) for _, out, _ in each] for each in found)
+    assert more[0]["mean_utility"] == pytest.approx(plain[0]["mean_utility"])
+    assert more[1]["actions"] == plain[1]["actions"]
+    code, _, err = run("evaluate", "more-test.parquet")  # every column is a class where nothing names them
+    assert code == 2
+    assert "column 'customer' holds" in err
+
+
 def test_abstaining_is_one_more_action_of_a_saved_decider(run, folder):
     run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json")
     saved = json.loads(run("decide", "test.csv", "--decider", "d.json", "--abstain", "0.4", "--json")[1])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rfdlc
-from rfdlc.cli.reading import BUILDERS
 from rfdlc.cli.request import Request
 from rfdlc.cli.writing import SHOWN, action_table, check_writable, output
 from rfdlc.errors import BrokenRows, InputError, counted, expect, listing
@@ -59,19 +58,9 @@ def prepare_lake(request: Request, lake: "Lake", keep: Sequence[str]) -> "rfdlc.
     from rfdlc.integrations.deciding import lake_prior
 
     classes = request.checked_classes()
-    known = classes or _named_classes(request, lake) or _class_columns(lake, keep)
+    known = classes or request.named_classes(lake.names) or _class_columns(lake, keep)
     estimate = partial(lake_prior, lake, logits=request.logits)
     return request.make_decider(Path(lake.source), classes, known, True, estimate)
-
-
-def _named_classes(request: Request, lake: "Lake") -> "rfdlc.Classes | None":
-    """Those of a saved decider or of a table of utilities, if all have a column: then other columns are not classes."""
-    table, known = request.costs or request.utility, None
-    if request.decider is not None:
-        known = rfdlc.Decider.load(request.decider).utility.classes
-    elif table is not None and str(table) not in BUILDERS and Path(table).is_file():
-        known = rfdlc.Utility.read_csv(table).classes
-    return known if known is not None and {*known.names} <= {*lake.names} else None
 
 
 def _class_columns(lake: "Lake", keep: Sequence[str]) -> "rfdlc.Classes":

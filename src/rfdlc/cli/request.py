@@ -1,7 +1,9 @@
 """The options that commands share, and what they ask for: a utility, or predictions and a decider."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, wraps
 from inspect import Parameter, Signature, signature
@@ -12,6 +14,7 @@ from typer import Argument, Option
 
 import rfdlc
 from rfdlc.cli import reading
+from rfdlc.cli.fitting import check_sets, with_deferral, with_sets
 from rfdlc.errors import InputError, choose, expect, listing, repeated
 from rfdlc.files import runs_inside
 from rfdlc.tables import is_table, open_table
@@ -164,17 +167,32 @@ class Request(UtilityRequest):
         beside = file / "held-out.npz"
         if (self.calibration or self.balanced) and not self.calibrate and beside.is_file():
             return replace(self, calibrate=[beside]).prepare(file, like, columns)
-        classes = known = self.checked_classes()
+        classes = self.checked_classes()
         if like is not None and is_table(file):
-            classes = known = classes or like
+            classes = classes or like
             if {*classes.names} == {*like.names}:
-                classes = known = classes.in_order(like.names)
-        saved = self.saved_decider if classes is None and is_table(file) else None
-        if saved is not None:  # it knows its classes
-            known = rfdlc.Classes(saved.utility.classes.names)
-        found = rfdlc.Predictions.load(file, known, logits=self.logits, others=saved is not None, columns=columns)
+                classes = classes.in_order(like.names)
+        found = self.load(file, classes, columns)
         own, ready = (found.classes, found.named), found if found.scores.corrected else None
         return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
+
+    def load(self, file: Path, classes: "rfdlc.Classes | None", columns: Sequence[str] = ()) -> "rfdlc.Predictions":
+        """Predictions; columns of a table that are not classes are ignored where the options name the classes."""
+        named = self.named_classes(open_table(file).names) if classes is None and is_table(file) else None
+        options: dict[str, Any] = {"logits": self.logits, "others": named is not None, "columns": columns}
+        return rfdlc.Predictions.load(file, classes or named, **options)
+
+    def named_classes(self, columns: Sequence[str]) -> "rfdlc.Classes | None":
+        """Those of a saved decider; or of a table of utilities if all of them have a column, in the order of these."""
+        if self.saved_decider is not None:
+            return rfdlc.Classes(self.saved_decider.utility.classes.names)
+        table = str(self.costs or self.utility)
+        if table in reading.BUILDERS or not Path(table).is_file():
+            return None
+        with warnings.catch_warnings(action="ignore"), suppress(InputError):  # told when the utility is made
+            names = {*rfdlc.Utility.read_csv(table).classes.names}
+            return rfdlc.Classes(tuple(filter(names.__contains__, columns))) if names <= {*columns} else None
+        return None
 
     @cached_property
     def saved_decider(self) -> "rfdlc.Decider | None":
@@ -218,7 +236,7 @@ class Request(UtilityRequest):
             decider = saved.replace(utility=utility, **given)
         held = None
         if self.calibrate:
-            held = rfdlc.Predictions.load(self.calibrate[0], classes, logits=self.logits)
+            held = self.load(self.calibrate[0], classes)
             labelled = f"--calibrate {self.calibrate[0]}: has no true classes: expected a column target"
             expect(held.targets is not None, labelled)
             decider = decider.fit(held, balanced=self.balanced)
@@ -305,63 +323,6 @@ def _rows_of(ids: list[str], cells: list[str], told: str) -> list[int]:
             return [row_of[name] for name in known]
     wrong = f"{listing(absent or repeated(names) or repeated(known), 3)} {'has none' if absent else 'has several'}"
     raise InputError(f"{told}; {wrong}")
-
-
-def check_sets(sets: str | None, coverage: str | None) -> None:
-    """Raise for options that do not fit together, before anything is read."""
-    from rfdlc.decide.budgets import as_share
-    from rfdlc.decide.sets import DISCOUNTS, KINDS, check_coverage
-
-    expect(sets is not None or coverage is None, "--coverage is for sets: give --sets marginal, class or macro as well")
-    if sets is not None:
-        choose("sets", sets, (*KINDS, *DISCOUNTS))
-        fits = coverage is None or sets in KINDS
-        expect(fits, f"--coverage is for --sets marginal, class or macro: {sets} decides by expected utility")
-    if coverage is not None:
-        check_coverage(as_share(coverage, "--coverage"))
-
-
-def with_sets(
-    decider: "rfdlc.Decider", sets: str | None, coverage: str | None, held: "rfdlc.Predictions | None"
-) -> "rfdlc.Decider":
-    """The decider with the sets that the options ask for; those of a saved decider stay if they are these."""
-    from rfdlc.decide.budgets import as_share
-    from rfdlc.decide.sets import DISCOUNTS, PredictionSets
-
-    if sets is None or sets in DISCOUNTS:
-        return decider.replace(sets=sets) if sets else decider
-    share = None if coverage is None else as_share(coverage)
-    if held is not None:
-        return decider.fit_sets(held, kind=sets, coverage=0.9 if share is None else share)
-    known = decider.sets
-    same = isinstance(known, PredictionSets) and known.kind == sets and share in (None, known.coverage)
-    expect(
-        same,
-        f"--sets {sets} needs held-out predictions with targets, from which the coverage is promised: --calibrate "
-        f"FILE, a run folder with held-out.npz, or --decider FILE with such sets (this one has {known or 'none'})",
-    )
-    return decider
-
-
-def with_deferral(
-    decider: "rfdlc.Decider", budget: str | None, false_alarm: str | None, held: Any, priced: Any
-) -> "rfdlc.Decider":
-    """The decider with the budget, by `priced` samples, and the thresholds of unfamiliar ones, by held-out samples."""
-    from rfdlc.decide.budgets import as_share
-
-    for option, given, known in (("--budget", budget, priced), ("--unfamiliar", false_alarm, held)):
-        expect(
-            given is None or known is not None,
-            f"{option} {given} needs held-out predictions with targets, from which thresholds are found: --calibrate "
-            "FILE, or a run folder with held-out.npz (a saved decider keeps its own without the option)",
-        )
-    if false_alarm is not None:
-        decider = decider.fit_unfamiliar(held, false_alarm=as_share(false_alarm, "--unfamiliar"))
-    if budget is None:
-        return decider
-    items = (item.partition("=") for item in budget.split(","))
-    pairs = {name.strip(): share for name, _, share in items} if "=" in budget else budget
-    return decider.fit_budget(priced, budget=pairs)
 
 
 def data_options(pairs: Iterable[str]) -> dict[str, str]:
