@@ -459,6 +459,27 @@ def test_sets_are_those_of_the_library(run, folder, kind):
         assert [row["promised_for"] for row in table["sets"]["promises"]] == [["dog"], ["newt"], ["cat"]]
 
 
+@pytest.mark.parametrize("kind", ["macro", "u65"])
+def test_the_largest_size_of_sets(run, folder, kind):
+    words = ("test.csv", "-u", "U.csv", "--calibrate", "val.csv", "--sets", kind)
+    sizes = [row["set_size"] for row in json.loads(run("decide", *words, "--json")[1])["decisions"]]
+    assert max(sizes) > 1
+    code, out, err = run("decide", *words, "--set-size", 1, "--json")
+    found = json.loads(out)
+    assert max(row["set_size"] for row in found["decisions"]) == 1
+    if kind == "u65":
+        assert err == ""
+    else:
+        assert "of at most 1 classes contain the true class for" in err
+        assert "is not promised" in err
+        assert found["sets"]["max_size"] == 1
+        said = run("decide", *words, "--set-size", 1)[1]
+        assert f"for {found['sets']['held_out_coverage']:.1%} of held-out samples" in " ".join(said.split())
+        assert "not promised: any coverage" in " ".join(said.split())
+    code, _, err = run("decide", "test.csv", "--set-size", 3)
+    assert (code, "--set-size 3 is for sets: give --sets" in err) == (2, True)
+
+
 def test_evaluate_reports_what_sets_by_utility_are_worth(run, folder):
     words = ("test.csv", "-u", "U.csv", "-c", "counts.csv", "--abstain", "0.4", "--calibrate", "val.csv")
     table = json.loads(run("evaluate", *words, "--sets", "u80", "--json")[1])

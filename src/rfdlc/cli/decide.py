@@ -305,6 +305,7 @@ def _set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:
     sets, summary = decider.sets, {"kind": decider.sets.kind, "mean_size": float(sizes.mean())}
     if isinstance(sets, PredictionSets):
         summary |= {"coverage": sets.coverage, "promises": sets.promises(decider.utility.classes)}
+        summary |= {"max_size": sets.max_size, "held_out_coverage": sets.held_out} if sets.max_size else {}
     return summary
 
 
@@ -313,6 +314,7 @@ def _set_line(decider: "rfdlc.Decider", sizes: Any) -> str:
     text, promises = str(decider.sets), _set_summary(decider, sizes).get("promises", ())
     pooled = [row["class"] for row in promises if decider.sets.kind == "class" and len(row["promised_for"]) > 1]
     none = [row["class"] for row in promises if not row["promised_for"]]
+    none = ["any coverage"] if none and len(none) == len(promises) else none
     notes = [f"promised together: {listing(pooled)}"] * bool(pooled) + [f"not promised: {listing(none)}"] * bool(none)
     size = f"{sizes.mean():.3g} classes per set on average, at most {sizes.max()}"
     return f"{text[0].upper()}{text[1:]}: {'; '.join([size, *notes])}."

@@ -6,12 +6,13 @@ import rfdlc
 from rfdlc.errors import choose, expect
 
 
-def check_sets(sets: str | None, coverage: str | None) -> None:
+def check_sets(sets: str | None, coverage: str | None, size: int | None) -> None:
     """Raise for options that do not fit together, before anything is read."""
     from rfdlc.decide.budgets import as_share
     from rfdlc.decide.sets import DISCOUNTS, KINDS, check_coverage
 
     expect(sets is not None or coverage is None, "--coverage is for sets: give --sets marginal, class or macro as well")
+    expect(sets is not None or size is None, f"--set-size {size} is for sets: give --sets KIND as well")
     if sets is not None:
         choose("sets", sets, (*KINDS, *DISCOUNTS))
         fits = coverage is None or sets in KINDS
@@ -21,19 +22,23 @@ def check_sets(sets: str | None, coverage: str | None) -> None:
 
 
 def with_sets(
-    decider: "rfdlc.Decider", sets: str | None, coverage: str | None, held: "rfdlc.Predictions | None"
+    decider: "rfdlc.Decider", sets: str | None, coverage: str | None, size: int | None, held: "rfdlc.Predictions | None"
 ) -> "rfdlc.Decider":
     """The decider with the sets that the options ask for; those of a saved decider stay if they are these."""
     from rfdlc.decide.budgets import as_share
-    from rfdlc.decide.sets import DISCOUNTS, PredictionSets
+    from rfdlc.decide.sets import DISCOUNTS, PredictionSets, SetUtility
 
-    if sets is None or sets in DISCOUNTS:
-        return decider.replace(sets=sets) if sets else decider
+    if sets is None:
+        return decider
+    if sets in DISCOUNTS:
+        count = len(decider.utility.classes)
+        return decider.replace(sets=SetUtility.of(sets, min(size or count, count)))
     share = None if coverage is None else as_share(coverage)
     if held is not None:
-        return decider.fit_sets(held, kind=sets, coverage=0.9 if share is None else share)
+        return decider.fit_sets(held, kind=sets, coverage=0.9 if share is None else share, max_size=size)
     known = decider.sets
     same = isinstance(known, PredictionSets) and known.kind == sets and share in (None, known.coverage)
+    same = same and size in (None, known.max_size)
     expect(
         same,
         f"--sets {sets} needs held-out predictions with targets, from which the coverage is promised: --calibrate "

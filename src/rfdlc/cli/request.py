@@ -48,6 +48,7 @@ ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`
 ALARM += "Found by entropy; of logits, by their energy, too; of runs with familiarity=true, by features, too."
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
 COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9 (or 90%)."
+SET_SIZE = "Largest size of a set: the most probable classes are kept. Then no coverage is promised."
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 Prepared: TypeAlias = "tuple[rfdlc.Predictions, rfdlc.Decider]"
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
@@ -88,6 +89,7 @@ class UtilityRequest:
     target_prior: Annotated[str | None, Option(help=TARGET_PRIOR)] = None
     sets: Annotated[str | None, Option(metavar="KIND", help=SETS)] = None
     coverage: Annotated[str | None, Option(metavar="SHARE", help=COVERAGE)] = None
+    set_size: Annotated[int | None, Option(metavar="N", min=1, help=SET_SIZE)] = None
     budget: Annotated[str | None, Option(metavar="SHARE", help=BUDGET)] = None
     unfamiliar: Annotated[str | None, Option(metavar="SHARE", help=ALARM)] = None
 
@@ -96,7 +98,7 @@ class UtilityRequest:
 
         With sets, a budget or unfamiliar samples it is the decider of the run, fitted to its held-out predictions.
         """
-        check_sets(self.sets, self.coverage)
+        check_sets(self.sets, self.coverage, self.set_size)
         prior = None if self.target_prior is None else reading.read_prior(self.target_prior, "target prior")
         asked, file = self.sets or self.budget or self.unfamiliar, model / reading.CLASSES
         wrong = runs_inside(model) or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
@@ -123,7 +125,7 @@ class UtilityRequest:
         """The decider with the sets and the handing over that the options ask for, by held-out data or the run's."""
         beside, asked = run / "held-out.npz", self.sets or self.budget or self.unfamiliar
         held = rfdlc.Predictions.load(beside) if held is None and asked and beside.is_file() else held
-        decider = with_sets(decider, self.sets, self.coverage, held)
+        decider = with_sets(decider, self.sets, self.coverage, self.set_size, held)
         return with_deferral(decider, self.budget, self.unfamiliar, held, held if ready is None else ready)
 
     def read_utility(self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None") -> "rfdlc.Utility | None":
@@ -204,7 +206,7 @@ class Request(UtilityRequest):
         fits, files = self.calibrate or not (self.calibration or self.balanced), len(self.calibrate or ())
         expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, too (--calibrate FILE)")
         expect(files < 2, f"--calibrate is given {files} times: expected one file for the one input")
-        check_sets(self.sets, self.coverage)
+        check_sets(self.sets, self.coverage, self.set_size)
         return None if self.classes is None else reading.read_classes(self.classes)
 
     def make_decider(

@@ -327,6 +327,8 @@ for _metric in (
     Metric("utility_by_budget", "at most {} handed over", _by_budget, parent="mean_utility"),
     Metric("mean_regret", "mean regret", lambda o: _worth(o, o.regret, o.utility.matrix.max(), -1), "lower"),
     Metric("set_coverage", "coverage of sets, {}", _set_coverage, unit="%"),
+    Metric("set_coverage_handed_over", "coverage of sets, handed over",
+           lambda o: {} if o.covered is None else np.where(o.decided < 0, o.covered, NAN), unit="%"),
     Metric("set_coverage_by_region", "coverage of sets, {}",
            lambda o: {} if o.covered is None else _by_region(o, o.covered), unit="%"),
     Metric("set_coverage_by_class", "coverage of sets, class {}", _coverage_by_class, unit="%"),
