@@ -370,9 +370,8 @@ def matrix_of(batch: Any, numbers: Sequence[str], where: str, *, by_columns: boo
     for name in numbers:
         column, told = batch.column(name), f"{where}: column {name!r}"
         if column.null_count:
-            told += f" has {column.null_count} empty cells, the first in "
-            empty = first + np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-            raise BrokenRows(told, empty.tolist(), " (counted from 0): expected a number in each")
+            rows = (first + np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))).tolist()
+            raise BrokenRows(f"{told} has {len(rows)} empty cells, first in ", rows, " (counted from 0): fill them in")
         columns.append(column.to_numpy(zero_copy_only=False))
         expect(columns[-1].dtype.kind in "fiub", f"{told} holds {column.type}, not numbers")
     single = all(column.dtype == np.float32 for column in columns)
