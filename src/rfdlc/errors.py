@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from unicodedata import normalize
 
@@ -18,6 +18,17 @@ REPLACE = "--force; in Python, remove it first"  # how a folder is replaced, for
 
 class InputError(ValueError):
     """Something the user gave cannot be used. The command line prints it as one line and exits with 2."""
+
+
+class BrokenRows(InputError):
+    """Rows of scores that cannot be used, counted from 0; the message names the first."""
+
+    def __init__(self, before: str, rows: Sequence[int], after: str) -> None:
+        super().__init__(before, rows, after)
+        self.before, self.rows, self.after = before, rows, after
+
+    def __str__(self) -> str:
+        return f"{self.before}row {self.rows[0]}{self.after}"
 
 
 def expect(condition: object, message: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.errors import InputError, expect, listing, repeated
+from rfdlc.errors import BrokenRows, InputError, expect, listing, repeated
 from rfdlc.files import ALWAYS_UNPACKED, check_expansion, ipc_size
 from rfdlc.progress import track
 
@@ -353,24 +353,25 @@ def read_numbers(
 ) -> tuple[NDArray[Any], dict[str, NDArray[np.str_]]]:
     """Read some columns as one matrix (rows, numbers), and others as text by their names."""
     values, words = list[NDArray[Any]](), {name: list[str]() for name in texts}
-    total = file.path.stat().st_size // BLOCK_BYTES + 1
-    for batch in track(file.batches(numbers), f"Reading {file.path.name}", total):
-        values.append(matrix_of(batch, numbers, str(file.path)))
+    for batch in track(file.batches(numbers), f"Reading {file.path.name}", file.path.stat().st_size // BLOCK_BYTES + 1):
+        values.append(matrix_of(batch, numbers, str(file.path), first=sum(map(len, values))))
         for name, texts_of in words.items():
             texts_of += [str(cell).strip() for cell in batch.column(name).to_pylist()]
     expect(sum(map(len, values)), f"{file.path}: has column names but no rows: expected one row per sample")
     return np.concatenate(values), {name: np.array(cells) for name, cells in words.items()}
 
 
-def matrix_of(batch: Any, numbers: Sequence[str], where: str, *, by_columns: bool = False) -> NDArray[Any]:
+def matrix_of(batch: Any, numbers: Sequence[str], where: str, *, by_columns: bool = False, first: int = 0) -> Any:
     """Columns of a batch as one matrix (rows, numbers): float32 where all of them are, float64 otherwise.
 
-    `by_columns` is the layout in memory: then a column is copied as it is, which is faster.
+    `by_columns` is the layout in memory: then a column is copied as it is, which is faster. `first` counts rows before.
     """
     columns = list[NDArray[Any]]()
     for name in numbers:
         column, told = batch.column(name), f"{where}: column {name!r}"
-        expect(not column.null_count, f"{told} has {column.null_count} empty cells: expected a number in each")
+        if column.null_count:
+            rows = (first + np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))).tolist()
+            raise BrokenRows(f"{told} has {len(rows)} empty cells, first in ", rows, " (counted from 0): fill them in")
         columns.append(column.to_numpy(zero_copy_only=False))
         expect(columns[-1].dtype.kind in "fiub", f"{told} holds {column.type}, not numbers")
     single = all(column.dtype == np.float32 for column in columns)

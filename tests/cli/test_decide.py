@@ -206,6 +206,26 @@ def test_a_saved_decider_knows_its_columns(run, folder):
     assert "did you mean 'nwet'?" in err
 
 
+@pytest.mark.parametrize("option", ["--costs", "--utility"])
+def test_a_table_of_utilities_knows_its_columns(run, folder, option):
+    """Other columns, of text or numbers, are ignored in both tables, as they are with a saved decider."""
+    for name in ("test", "val"):
+        frame = pandas.read_csv(f"{name}.csv")
+        frame.insert(1, "customer", [f"c{i}" for i in range(len(frame))])
+        frame.assign(price=7.5).to_parquet(f"more-{name}.parquet")
+    found = []
+    for prefix, kind in (("", "csv"), ("more-", "parquet")):
+        words = "--calibrate", f"{prefix}val.{kind}", option, "U.csv", "--json"
+        found.append([run(command, f"{prefix}test.{kind}", *words) for command in ("evaluate", "decide")])
+        assert [code for code, _, _ in found[-1]] == [0, 0], found[-1]
+    plain, more = ([json.loads(out) for _, out, _ in each] for each in found)
+    assert more[0]["mean_utility"] == pytest.approx(plain[0]["mean_utility"])
+    assert more[1]["actions"] == plain[1]["actions"]
+    code, _, err = run("evaluate", "more-test.parquet")  # every column is a class where nothing names them
+    assert code == 2
+    assert "column 'customer' holds" in err
+
+
 def test_abstaining_is_one_more_action_of_a_saved_decider(run, folder):
     run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json")
     saved = json.loads(run("decide", "test.csv", "--decider", "d.json", "--abstain", "0.4", "--json")[1])
@@ -437,6 +457,27 @@ def test_sets_are_those_of_the_library(run, folder, kind):
     assert table["sets"]["mean_size"] == members.sum(axis=1).mean()
     if kind == "class":
         assert [row["promised_for"] for row in table["sets"]["promises"]] == [["dog"], ["newt"], ["cat"]]
+
+
+@pytest.mark.parametrize("kind", ["macro", "u65"])
+def test_the_largest_size_of_sets(run, folder, kind):
+    words = ("test.csv", "-u", "U.csv", "--calibrate", "val.csv", "--sets", kind)
+    sizes = [row["set_size"] for row in json.loads(run("decide", *words, "--json")[1])["decisions"]]
+    assert max(sizes) > 1
+    code, out, err = run("decide", *words, "--set-size", 1, "--json")
+    found = json.loads(out)
+    assert max(row["set_size"] for row in found["decisions"]) == 1
+    if kind == "u65":
+        assert err == ""
+    else:
+        assert "of at most 1 classes contain the true class for" in err
+        assert "is not promised" in err
+        assert found["sets"]["max_size"] == 1
+        said = run("decide", *words, "--set-size", 1)[1]
+        assert f"for {found['sets']['held_out_coverage']:.1%} of held-out samples" in " ".join(said.split())
+        assert "not promised: any coverage" in " ".join(said.split())
+    code, _, err = run("decide", "test.csv", "--set-size", 3)
+    assert (code, "--set-size 3 is for sets: give --sets" in err) == (2, True)
 
 
 def test_evaluate_reports_what_sets_by_utility_are_worth(run, folder):

@@ -279,6 +279,27 @@ def test_streams_need_a_budget_and_a_window():
         StreamController(decider, per_day=3).decide([[0.5, 0.5]])
 
 
+def test_a_number_per_day_alone_hands_over_where_it_pays_until_it_is_reached():
+    """Against a loop: each sample that is worth more with its best expert, in order, until the day has its number."""
+    skills = 0.6 * np.eye(5) + 0.08 + np.diag([0, 0, -0.3, -0.3, 0])
+    utility = Utility.one_hot(5).with_expert("nurse", confusion=skills / skills.sum(axis=1, keepdims=True))
+    utility = utility.with_expert("doctor", confusion=0.97, cost=0.3)
+    p, _ = drifting(900, 4)
+    days = np.repeat([5, 6, 7], 300)
+    controller = StreamController(Decider(utility), per_day=25)
+    actions = np.concatenate([controller.decide(p[a : a + 90], days=days[a : a + 90]) for a in range(0, 900, 90)])
+    values, used, expected = p @ utility.matrix, dict.fromkeys([5, 6, 7], 0), []
+    for value, day in zip(values, days.tolist(), strict=True):
+        hand_over = value.argmax() >= 5 and used[day] < 25
+        used[day] += hand_over
+        expected.append(value.argmax() if hand_over else value[:5].argmax())
+    assert actions.tolist() == expected
+    assert set(used.values()) == {25}
+    assert {*actions.tolist()} >= {5, 6}
+    with pytest.raises(InputError, match="every action decides for a class"):
+        StreamController(Decider(Utility.one_hot(5)), per_day=25)
+
+
 def test_utility_against_budget_is_that_of_the_exact_batches():
     p, y = drifting(2000, 3)
     utility = Utility.tail_sensitive(Classes.from_counts([50, 40, 30, 20, 10])).with_expert("doctor", confusion=0.9)

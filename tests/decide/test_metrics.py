@@ -321,6 +321,19 @@ class TestEvaluate:
         assert table["accuracy_by_region"]["tail"] is None
         assert "accuracy where answered" not in str(result)
 
+    @pytest.mark.parametrize(("counts", "twice"), [([900, 50, 10], True), ([900, 500, 10], False)])
+    def test_tables_leave_out_the_paper_and_what_they_have_shown(self, counts, twice):
+        """Head, med and tail are many, medium and few, or are not; Python and JSON have both, and the paper's ECE."""
+        rng = np.random.default_rng(0)
+        p, y = rng.dirichlet(np.ones(3), 200), rng.integers(0, 3, 200)
+        result = evaluate(p, y, classes=Classes.from_counts(counts))
+        labels = [label.strip() for label, _, _ in result.rows()]
+        assert {"head", "med", "tail"} <= {*labels}
+        assert ("few shot" in labels) is not twice
+        assert not [label for label in labels if "paper" in label or label.startswith("true ")]
+        assert {"ece_paper", "accuracy_by_shots", "ece_by_true_region"} <= {*result.to_dict()}
+        assert {"ece_paper", "accuracy_by_shots.few", "ece_by_true_region.tail"} <= {*result.flat()}
+
     def test_tables_show_what_was_answered_beside_the_accuracy_if_not_everything_was(self):
         p, y = [[0.9, 0.1], [0.6, 0.4], [0.45, 0.55], [0.2, 0.8]], [0, 0, 1, 0]
         result = evaluate(p, y, utility=Utility.one_hot(("a", "b")).with_abstain(0.7))

@@ -7,6 +7,7 @@ import pytest
 
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.scores import softmax
 from rfdlc.decide.sets import DISCOUNTS, PredictionSets, SetUtility
 from rfdlc.decide.utility import Utility
@@ -135,6 +136,46 @@ def test_sets_are_never_empty_unless_asked():
 
 
 # --- rare classes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["marginal", "class", "macro"])
+def test_a_largest_size_keeps_the_most_probable_classes(kind):
+    """Against a loop over samples; the share of held-out samples that is covered is measured, and nothing promised."""
+    rng = np.random.default_rng(0)
+    z, y = world(1000, rng, noise=0.5)
+    p = softmax(z)
+    free = Decider(Utility.one_hot(4)).fit_sets(p, y, kind=kind, coverage=0.95)
+    with pytest.warns(UserWarning, match=r"of at most 2 classes contain .* a coverage of 0.95 is not promised"):
+        cut = Decider(Utility.one_hot(4)).fit_sets(p, y, kind=kind, coverage=0.95, max_size=2)
+    expected = free.decide_sets(p)
+    assert expected.sum(axis=1).max() > 2
+    for row, own in zip(p, expected, strict=True):
+        inside = sorted(np.flatnonzero(own), key=lambda c: -row[c])
+        own[inside[2:]] = False
+    np.testing.assert_array_equal(cut.decide_sets(p), expected)
+    assert cut.sets.held_out == pytest.approx(expected[np.arange(len(y)), y].mean())
+    assert cut.sets.held_out < 0.95
+    assert not any(row["promised_for"] for row in cut.sets.promises(cut.utility.classes))
+    again = Decider.from_dict(cut.to_dict())
+    assert again.sets == cut.sets
+    np.testing.assert_array_equal(again.decide_sets(p), expected)
+    with pytest.raises(InputError, match="the largest size of a set is 0"):
+        free.fit_sets(p, y, max_size=0)
+
+
+def test_coverage_of_samples_that_are_handed_over():
+    """Of sets that are mostly one class it is far below the promise, as these samples are the hard ones."""
+    rng = np.random.default_rng(0)
+    (z, y), (q, truth) = world(1000, rng), world(4000, rng)
+    p, q = softmax(z), softmax(q)
+    plain = Decider(Utility.one_hot(4).with_abstain(0.6))
+    found = plain.fit_sets(p, y, kind="marginal", coverage=0.7)
+    handed, inside = found.decide(q) == 4, found.decide_sets(q)[np.arange(4000), truth]
+    result = evaluate(q, truth, found)
+    assert result.set_coverage_handed_over == pytest.approx(inside[handed].mean())
+    assert result.set_coverage_handed_over < 0.6 < 0.67 < result.set_coverage["marginal"]
+    assert "coverage of sets, handed over" in [label for label, _, _ in result.rows()]
+    assert evaluate(q, truth, plain).set_coverage_handed_over == {}
 
 
 def test_rare_classes_share_a_promise_that_is_reported():

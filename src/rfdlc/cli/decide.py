@@ -12,7 +12,7 @@ from rfdlc.cli.lake import check_in_memory, decide_files, evaluate_files, is_fol
 from rfdlc.cli.reading import CLASSES
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
 from rfdlc.cli.writing import SHOWN, action_table, check_other, check_writable, new_table, output, part_table
-from rfdlc.errors import expect, listing
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import replacing
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PREDICTIONS = "CSV or Parquet with one column per class (and `target`, `id`), `.npz` with scores, or a run folder."
 LAKE = "With --out FOLDER/: a folder, glob or URL of tables of any size."
 KEEP = "Copy a column to the decisions in a folder; may be repeated. A column `id` always is."
+SKIP = "With --out FOLDER/: leave out rows and files that cannot be used, and name them at the end."
 SEVERAL = "Run folders, or predictions with a `target` column (CSV, Parquet, `.npz`), shown side by side."
 RATE = "`TRUE:DECIDED`, classes or groups, or any action: share of TRUE that is decided as DECIDED. May be repeated."
 BY = "Evaluate the samples of each value, too. A column of FILE or of --labels FILE; may be repeated."
@@ -39,10 +40,14 @@ def decide(
     request: Request,
     out: Annotated[str | None, Option("--out", "-o", help="Write the decisions: CSV, Parquet, or a folder.")] = None,
     keep: Annotated[list[str] | None, Option(metavar="COLUMN", help=KEEP)] = None,
+    skip_broken: Annotated[bool, Option("--skip-broken", help=SKIP)] = False,
     save_decider: Annotated[Path | None, Option(help="Write the fitted decider (JSON).")] = None,
     json: JsonOption = False,
 ) -> None:
     """Turn probabilities of any model into the actions with the highest expected utility.
+
+    A budget is kept to exactly in one file. With `--out FOLDER/` it is kept to on average, by prices of held-out data:
+    the share that is handed over may be larger, and is printed.
 
     **Examples**
 
@@ -51,7 +56,7 @@ def decide(
     - `rfdlc decide probs.npz -u U.csv --train-prior train --target-prior uniform -c counts.csv --json`
     - `rfdlc decide probs.csv --calibrate val.csv --expert radiologist.csv --budget 5% --out actions.csv`
     - `rfdlc decide probs.csv --calibrate val.csv --sets macro --coverage 0.9 --out sets.csv`
-    - `rfdlc decide lake/ --decider runs/a/decider.json --keep customer --out actions/`
+    - `rfdlc decide lake/ --decider runs/a/decider.json --keep customer --skip-broken --out actions/`
     """
     import numpy as np
 
@@ -59,9 +64,10 @@ def decide(
     from rfdlc.table_writing import write_table
 
     if out is not None and is_folder(out):
-        decide_files(file, request, out, keep or [], save_decider, json)
+        decide_files(file, request, out, keep or [], save_decider, skip_broken, json)
         return
-    expect(not keep, f"--keep {listing(keep or ())} is for folders of results: give --out FOLDER/")
+    for option in ([f"--keep {listing(keep)}"] if keep else []) + ["--skip-broken"] * skip_broken:
+        raise InputError(f"{option} is for folders of results: give --out FOLDER/")
     path, written = check_in_memory(file), None if out is None else Path(out)
     check_writable(written, endings=(".csv", ".parquet"))
     check_writable(save_decider)
@@ -300,6 +306,7 @@ def _set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:
     sets, summary = decider.sets, {"kind": decider.sets.kind, "mean_size": float(sizes.mean())}
     if isinstance(sets, PredictionSets):
         summary |= {"coverage": sets.coverage, "promises": sets.promises(decider.utility.classes)}
+        summary |= {"max_size": sets.max_size, "held_out_coverage": sets.held_out} if sets.max_size else {}
     return summary
 
 
@@ -308,6 +315,7 @@ def _set_line(decider: "rfdlc.Decider", sizes: Any) -> str:
     text, promises = str(decider.sets), _set_summary(decider, sizes).get("promises", ())
     pooled = [row["class"] for row in promises if decider.sets.kind == "class" and len(row["promised_for"]) > 1]
     none = [row["class"] for row in promises if not row["promised_for"]]
+    none = ["any coverage"] if none and len(none) == len(promises) else none
     notes = [f"promised together: {listing(pooled)}"] * bool(pooled) + [f"not promised: {listing(none)}"] * bool(none)
     size = f"{sizes.mean():.3g} classes per set on average, at most {sizes.max()}"
     return f"{text[0].upper()}{text[1:]}: {'; '.join([size, *notes])}."

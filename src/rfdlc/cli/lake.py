@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rfdlc
-from rfdlc.cli.reading import BUILDERS
 from rfdlc.cli.request import Request
-from rfdlc.cli.writing import action_table, check_writable, output
-from rfdlc.errors import InputError, counted, expect, listing
+from rfdlc.cli.writing import SHOWN, action_table, check_writable, output
+from rfdlc.errors import BrokenRows, InputError, counted, expect, listing
 from rfdlc.files import replacing
 from rfdlc.tables import PARQUET
 
@@ -59,19 +58,9 @@ def prepare_lake(request: Request, lake: "Lake", keep: Sequence[str]) -> "rfdlc.
     from rfdlc.integrations.deciding import lake_prior
 
     classes = request.checked_classes()
-    known = classes or _named_classes(request, lake) or _class_columns(lake, keep)
+    known = classes or request.named_classes(lake.names) or _class_columns(lake, keep)
     estimate = partial(lake_prior, lake, logits=request.logits)
     return request.make_decider(Path(lake.source), classes, known, True, estimate)
-
-
-def _named_classes(request: Request, lake: "Lake") -> "rfdlc.Classes | None":
-    """Those of a saved decider or of a table of utilities, if all have a column: then other columns are not classes."""
-    table, known = request.costs or request.utility, None
-    if request.decider is not None:
-        known = rfdlc.Decider.load(request.decider).utility.classes
-    elif table is not None and str(table) not in BUILDERS and Path(table).is_file():
-        known = rfdlc.Utility.read_csv(table).classes
-    return known if known is not None and {*known.names} <= {*lake.names} else None
 
 
 def _class_columns(lake: "Lake", keep: Sequence[str]) -> "rfdlc.Classes":
@@ -84,20 +73,24 @@ def _class_columns(lake: "Lake", keep: Sequence[str]) -> "rfdlc.Classes":
     try:
         for batch in islice(lake.batches(first, names), 1):
             matrix_of(batch, names, first.file)
+    except BrokenRows:  # they do hold numbers
+        pass
     except InputError as error:
         others = f"every column but {' and '.join(BOOK_KEEPING)} is a class: name the classes by --classes"
         raise InputError(f"{error}; {others}, or keep the column by --keep") from None
     return rfdlc.Classes(tuple(names))
 
 
-def decide_files(source: str, request: Request, out: str, keep: Sequence[str], saved: Path | None, json: bool) -> None:
+def decide_files(
+    source: str, request: Request, out: str, keep: Sequence[str], saved: Path | None, skip_broken: bool, json: bool
+) -> None:
     """Decide file by file."""
     from rfdlc.data.lake import Lake
     from rfdlc.decide.metrics import readable
     from rfdlc.integrations.deciding import decide_lake
 
     check_writable(saved)
-    lake = Lake(source)
+    lake = Lake(source, skip_broken=skip_broken)
     decider = prepare_lake(request, lake, keep)
     if saved is not None:
         with replacing(saved) as beside:
@@ -105,9 +98,20 @@ def decide_files(source: str, request: Request, out: str, keep: Sequence[str], s
     found = decide_lake(lake, out, decider, keep=keep, logits=request.logits)
     summary: dict[str, Any] = {"samples": found.samples, "files": found.files, "actions": found.actions}
     summary |= {"mean_expected_utility": found.mean_expected_utility, "decided_for": decider.decided_for}
-    summary |= {"files_before": found.before}
+    summary |= {"files_before": found.before, "skipped": found.skipped, "budget": None}
     lines = [f"Mean expected utility {readable(found.mean_expected_utility)}; d{decider.decided_for[1:]}."]
+    if (budget := decider.budget) is not None:
+        handed = budget.handed_over(found.actions, decider.utility)
+        summary["budget"] = budget.to_dict() | {"kept_by": "prices", "handed_over": handed}
+        shown = (f"{name} {100 * share:.3g}%, handed over {handed[name]:.1%}" for name, share in budget.shares.items())
+        beside_it = ", unfamiliar samples beside it" if decider.unfamiliar else ""
+        kept = f"by prices of held-out samples, which keep to it on average{beside_it}"
+        lines.append(f"Budget: {'; '.join(shown)}; {kept}.")
     lines += ["Other processes have not finished their files yet."] * (not found.complete)
     new, place = found.files - found.before, f"{counted(found.files, 'file')} in {out}"
     lines += [f"{place}: all had been decided already." if not new else f"{place}: {new:,} decided now."]
+    for own in found.skipped[:SHOWN]:
+        what = f"{counted(len(own['rows']), 'row')} ({listing(own['rows'])})" if own["rows"] else "a file"
+        lines.append(f"Left out {what}: {own['reason']}")
+    lines += [f"Left out in {len(found.skipped):,} files; --json lists all."] * (len(found.skipped) > SHOWN)
     output(json, summary | {"out": out, "complete": found.complete}, action_table(found.actions, decider.rule), *lines)

@@ -1,7 +1,9 @@
 """The options that commands share, and what they ask for: a utility, or predictions and a decider."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, wraps
 from inspect import Parameter, Signature, signature
@@ -12,6 +14,7 @@ from typer import Argument, Option
 
 import rfdlc
 from rfdlc.cli import reading
+from rfdlc.cli.fitting import check_sets, with_deferral, with_sets
 from rfdlc.errors import InputError, choose, expect, listing, repeated
 from rfdlc.files import runs_inside
 from rfdlc.tables import is_table, open_table
@@ -38,12 +41,14 @@ Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
 EXPERT = "CSV of somebody's answers, P(answer | true class), and optionally `cost`: an action of the file's name."
-BUDGET = "At most this share is handed over: `5%`, `30/600`, or by action: `total=10%,radiologist=2%`. "
+BUDGET = "Share that is handed over: `5%`, `30/600`, or by action: `total=10%,radiologist=2%`. At most this share in "
+BUDGET += "`decide` of one file; elsewhere on average, by prices of held-out data. "
 BUDGET += "Needs held-out data, but not for a table of `rfdlc predict`."
 ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs held-out data. "
 ALARM += "Found by entropy; of logits, by their energy, too; of runs with familiarity=true, by features, too."
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
 COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9 (or 90%)."
+SET_SIZE = "Largest size of a set: the most probable classes are kept. Then no coverage is promised."
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 Prepared: TypeAlias = "tuple[rfdlc.Predictions, rfdlc.Decider]"
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
@@ -84,6 +89,7 @@ class UtilityRequest:
     target_prior: Annotated[str | None, Option(help=TARGET_PRIOR)] = None
     sets: Annotated[str | None, Option(metavar="KIND", help=SETS)] = None
     coverage: Annotated[str | None, Option(metavar="SHARE", help=COVERAGE)] = None
+    set_size: Annotated[int | None, Option(metavar="N", min=1, help=SET_SIZE)] = None
     budget: Annotated[str | None, Option(metavar="SHARE", help=BUDGET)] = None
     unfamiliar: Annotated[str | None, Option(metavar="SHARE", help=ALARM)] = None
 
@@ -92,7 +98,7 @@ class UtilityRequest:
 
         With sets, a budget or unfamiliar samples it is the decider of the run, fitted to its held-out predictions.
         """
-        check_sets(self.sets, self.coverage)
+        check_sets(self.sets, self.coverage, self.set_size)
         prior = None if self.target_prior is None else reading.read_prior(self.target_prior, "target prior")
         asked, file = self.sets or self.budget or self.unfamiliar, model / reading.CLASSES
         wrong = runs_inside(model) or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
@@ -119,7 +125,7 @@ class UtilityRequest:
         """The decider with the sets and the handing over that the options ask for, by held-out data or the run's."""
         beside, asked = run / "held-out.npz", self.sets or self.budget or self.unfamiliar
         held = rfdlc.Predictions.load(beside) if held is None and asked and beside.is_file() else held
-        decider = with_sets(decider, self.sets, self.coverage, held)
+        decider = with_sets(decider, self.sets, self.coverage, self.set_size, held)
         return with_deferral(decider, self.budget, self.unfamiliar, held, held if ready is None else ready)
 
     def read_utility(self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None") -> "rfdlc.Utility | None":
@@ -163,17 +169,32 @@ class Request(UtilityRequest):
         beside = file / "held-out.npz"
         if (self.calibration or self.balanced) and not self.calibrate and beside.is_file():
             return replace(self, calibrate=[beside]).prepare(file, like, columns)
-        classes = known = self.checked_classes()
+        classes = self.checked_classes()
         if like is not None and is_table(file):
-            classes = known = classes or like
+            classes = classes or like
             if {*classes.names} == {*like.names}:
-                classes = known = classes.in_order(like.names)
-        saved = self.saved_decider if classes is None and is_table(file) else None
-        if saved is not None:  # it knows its classes
-            known = rfdlc.Classes(saved.utility.classes.names)
-        found = rfdlc.Predictions.load(file, known, logits=self.logits, others=saved is not None, columns=columns)
+                classes = classes.in_order(like.names)
+        found = self.load(file, classes, columns)
         own, ready = (found.classes, found.named), found if found.scores.corrected else None
         return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
+
+    def load(self, file: Path, classes: "rfdlc.Classes | None", columns: Sequence[str] = ()) -> "rfdlc.Predictions":
+        """Predictions; columns of a table that are not classes are ignored where the options name the classes."""
+        named = self.named_classes(open_table(file).names) if classes is None and is_table(file) else None
+        options: dict[str, Any] = {"logits": self.logits, "others": named is not None, "columns": columns}
+        return rfdlc.Predictions.load(file, classes or named, **options)
+
+    def named_classes(self, columns: Sequence[str]) -> "rfdlc.Classes | None":
+        """Those of a saved decider; or of a table of utilities if all of them have a column, in the order of these."""
+        if self.saved_decider is not None:
+            return rfdlc.Classes(self.saved_decider.utility.classes.names)
+        table = str(self.costs or self.utility)
+        if table in reading.BUILDERS or not Path(table).is_file():
+            return None
+        with warnings.catch_warnings(action="ignore"), suppress(InputError):  # told when the utility is made
+            names = {*rfdlc.Utility.read_csv(table).classes.names}
+            return rfdlc.Classes(tuple(filter(names.__contains__, columns))) if names <= {*columns} else None
+        return None
 
     @cached_property
     def saved_decider(self) -> "rfdlc.Decider | None":
@@ -185,7 +206,7 @@ class Request(UtilityRequest):
         fits, files = self.calibrate or not (self.calibration or self.balanced), len(self.calibrate or ())
         expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, too (--calibrate FILE)")
         expect(files < 2, f"--calibrate is given {files} times: expected one file for the one input")
-        check_sets(self.sets, self.coverage)
+        check_sets(self.sets, self.coverage, self.set_size)
         return None if self.classes is None else reading.read_classes(self.classes)
 
     def make_decider(
@@ -217,7 +238,7 @@ class Request(UtilityRequest):
             decider = saved.replace(utility=utility, **given)
         held = None
         if self.calibrate:
-            held = rfdlc.Predictions.load(self.calibrate[0], classes, logits=self.logits)
+            held = self.load(self.calibrate[0], classes)
             labelled = f"--calibrate {self.calibrate[0]}: has no true classes: expected a column target"
             expect(held.targets is not None, labelled)
             decider = decider.fit(held, balanced=self.balanced)
@@ -304,63 +325,6 @@ def _rows_of(ids: list[str], cells: list[str], told: str) -> list[int]:
             return [row_of[name] for name in known]
     wrong = f"{listing(absent or repeated(names) or repeated(known), 3)} {'has none' if absent else 'has several'}"
     raise InputError(f"{told}; {wrong}")
-
-
-def check_sets(sets: str | None, coverage: str | None) -> None:
-    """Raise for options that do not fit together, before anything is read."""
-    from rfdlc.decide.budgets import as_share
-    from rfdlc.decide.sets import DISCOUNTS, KINDS, check_coverage
-
-    expect(sets is not None or coverage is None, "--coverage is for sets: give --sets marginal, class or macro as well")
-    if sets is not None:
-        choose("sets", sets, (*KINDS, *DISCOUNTS))
-        fits = coverage is None or sets in KINDS
-        expect(fits, f"--coverage is for --sets marginal, class or macro: {sets} decides by expected utility")
-    if coverage is not None:
-        check_coverage(as_share(coverage, "--coverage"))
-
-
-def with_sets(
-    decider: "rfdlc.Decider", sets: str | None, coverage: str | None, held: "rfdlc.Predictions | None"
-) -> "rfdlc.Decider":
-    """The decider with the sets that the options ask for; those of a saved decider stay if they are these."""
-    from rfdlc.decide.budgets import as_share
-    from rfdlc.decide.sets import DISCOUNTS, PredictionSets
-
-    if sets is None or sets in DISCOUNTS:
-        return decider.replace(sets=sets) if sets else decider
-    share = None if coverage is None else as_share(coverage)
-    if held is not None:
-        return decider.fit_sets(held, kind=sets, coverage=0.9 if share is None else share)
-    known = decider.sets
-    same = isinstance(known, PredictionSets) and known.kind == sets and share in (None, known.coverage)
-    expect(
-        same,
-        f"--sets {sets} needs held-out predictions with targets, from which the coverage is promised: --calibrate "
-        f"FILE, a run folder with held-out.npz, or --decider FILE with such sets (this one has {known or 'none'})",
-    )
-    return decider
-
-
-def with_deferral(
-    decider: "rfdlc.Decider", budget: str | None, false_alarm: str | None, held: Any, priced: Any
-) -> "rfdlc.Decider":
-    """The decider with the budget, by `priced` samples, and the thresholds of unfamiliar ones, by held-out samples."""
-    from rfdlc.decide.budgets import as_share
-
-    for option, given, known in (("--budget", budget, priced), ("--unfamiliar", false_alarm, held)):
-        expect(
-            given is None or known is not None,
-            f"{option} {given} needs held-out predictions with targets, from which thresholds are found: --calibrate "
-            "FILE, or a run folder with held-out.npz (a saved decider keeps its own without the option)",
-        )
-    if false_alarm is not None:
-        decider = decider.fit_unfamiliar(held, false_alarm=as_share(false_alarm, "--unfamiliar"))
-    if budget is None:
-        return decider
-    items = (item.partition("=") for item in budget.split(","))
-    pairs = {name.strip(): share for name, _, share in items} if "=" in budget else budget
-    return decider.fit_budget(priced, budget=pairs)
 
 
 def data_options(pairs: Iterable[str]) -> dict[str, str]:

@@ -3,23 +3,29 @@
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rfdlc.decide.classes import Classes
+import numpy as np
+
+from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import CHUNK_ROWS, KIND, correction
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.files import runs_inside
 from rfdlc.tables import PARQUET, SUFFIXES, bounded, check_names, matrix_of, open_table, reading
 
 UNIT_ROWS = 2**22  # a larger Parquet file is decided in several units, so that all cores work and a kill costs little
 BATCH_ELEMENTS = 2**21  # numbers that are read at a time
 JOB = "_rfdlc.json"  # in a folder of decisions; readers of data sets skip names that begin so
+
+
+class BrokenFile(InputError):
+    """A file, or all of its rows, cannot be used; `skip_broken` names these instead of stopping."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +38,27 @@ class Unit:
     size: int  # bytes of the file
     rows: int | None = None  # if known before reading
     groups: tuple[int, ...] | None = None
+    first: int = 0  # row of the file
 
 
 class Lake:
     """Tables of one kind in many files: `source` is a folder, a file, a glob (`*`, `**`, `?`) or an fsspec URL.
 
     Folders such as `year=2026/` are partitions: what is written for a file keeps its path. Names that begin with `_`
-    or `.` are skipped, and so are folders of decisions inside of it.
+    or `.` are skipped, and so are folders of decisions inside of it. With `skip_broken`, files that cannot be opened
+    are left out, and named in `broken` with the reason.
     """
 
-    def __init__(self, source: str | Path) -> None:
+    def __init__(self, source: str | Path, *, skip_broken: bool = False) -> None:
         self.source = str(source)
         self.system, path = filesystem(self.source)
         base, files = _files(self.system, path)
         expect(files, f"{source}: no tables found: expected a folder, file or glob of {listing(SUFFIXES)}")
-        self._base = base
+        self._base, self.skip_broken = base, skip_broken
+        self.broken: dict[str, str] = {}
         with ThreadPoolExecutor(cores()) as pool:
-            self.units = [unit for found in pool.map(self._units, files) for unit in found]
+            self.units = [unit for found in pool.map(self._readable, files) for unit in found]
+        expect(self.units, next(iter(self.broken.values()), ""))
         with self._local(self.units[0].file) as first:
             self.names = open_table(first).names if first else self._parquet(self.units[0].file).schema_arrow.names
         check_names(self.units[0].file, self.names)
@@ -82,6 +92,34 @@ class Lake:
             if batch is None:  # its columns are wanted nevertheless
                 yield empty.select(wanted)
 
+    def each(
+        self, unit: Unit, task: Callable[[Any], Any], numbers: Sequence[str], others: Sequence[str],
+        broken: list[BrokenRows], step: int = 1,
+    ) -> Iterator[tuple[Any, Any, int]]:  # fmt: skip
+        """What a task makes of each batch of a unit, of every `step`th row, these rows, and how many the batch has.
+
+        Rows that the task cannot use are added to `broken` and left out; without `skip_broken`, the first one raises.
+        """
+        first = 0
+        try:
+            for batch in self.batches(unit, numbers, others):
+                rows = np.arange(-first % step, batch.num_rows, step)
+                some = batch if step == 1 else batch.take(rows)
+                lost = broken if self.skip_broken else None
+                yield *_on_usable(task, some, unit, unit.first + first + rows, lost), batch.num_rows
+                first += batch.num_rows
+        except InputError as error:
+            raise BrokenFile(str(error)) from None
+
+    def _readable(self, info: Any) -> list[Unit]:
+        try:
+            return self._units(info)
+        except InputError as error:
+            if not self.skip_broken:
+                raise
+            self.broken[info.path] = str(error)
+            return []
+
     def _units(self, info: Any) -> list[Unit]:
         name, local = info.path.removeprefix(f"{self._base}/"), self.system.type_name == "local"
         state = info.mtime_ns if local else self.system.handler.fs.ukey(info.path)  # of an object its ETag and time
@@ -98,8 +136,9 @@ class Lake:
             shares[-1].append(group)
         stem, ending = os.path.splitext(name)
         names = [name] if len(shares) < 2 else [f"{stem}-{i:05d}{ending}" for i in range(len(shares))]
-        each = zip(names, shares or [[]], strict=True)
-        return [Unit(info.path, n, version, info.size, sum(sizes[i] for i in g), tuple(g)) for n, g in each]
+        rows = [sum(sizes[i] for i in share) for share in shares or [[]]]
+        each = enumerate(zip(names, shares or [[]], strict=True))
+        return [Unit(info.path, n, version, info.size, rows[i], tuple(g), sum(rows[:i])) for i, (n, g) in each]
 
     def _parquet(self, file: str) -> Any:
         from pyarrow.parquet import ParquetFile
@@ -191,3 +230,23 @@ def _files(system: Any, path: str) -> tuple[str, list[Any]]:
 
 def _is_parquet(file: str) -> bool:
     return file.lower().endswith(PARQUET)
+
+
+def _on_usable(
+    task: Callable[[Any], Any], batch: Any, unit: Unit, rows: Indices, broken: list[BrokenRows] | None
+) -> tuple[Any, Any]:
+    """What a task makes of a batch, and the batch, without rows that it cannot use; `rows` are numbers in the file."""
+    while True:
+        try:
+            return task(batch), batch
+        except BrokenRows as error:
+            before = f"{unit.file}: {error.before.removeprefix(f'{unit.file}: ')}"
+            told = BrokenRows(before, rows[error.rows].tolist(), error.after)
+            if broken is None:
+                raise told from None
+            broken.append(told)
+            left = np.delete(np.arange(len(rows)), error.rows)
+            rows, batch = rows[left], batch.take(left)
+        except InputError as error:
+            where = f"{unit.file}, rows from {rows[0]:,} on"
+            raise InputError(f"{where}: {str(error).removeprefix(f'{unit.file}: ')}") from None

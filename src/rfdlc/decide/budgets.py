@@ -51,6 +51,16 @@ class Budget:
         prices: NDArray[np.float64] = np.where(utility.decided_class < 0, own + self.prices.get(TOTAL, 0.0), 0.0)
         return prices
 
+    def handed_over(self, counts: Mapping[str, int], utility: Utility) -> dict[str, float]:
+        """The share of samples that was handed over, by the names of the budget; `counts` are those of actions.
+
+        >>> utility = Utility.one_hot(1).with_abstain(0)
+        >>> Budget({"total": 0.05}, {"total": 0.2}).handed_over({"0": 7, "abstain": 1}, utility)
+        {'total': 0.125}
+        """
+        handing, samples = handing_over(utility), max(1, sum(counts.values()))
+        return {name: sum(counts[a] for a in handing if name in (TOTAL, a)) / samples for name in self.shares}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain tables, ready for JSON."""
         return {"shares": self.shares, "prices": self.prices}
@@ -80,13 +90,19 @@ class Worth:
 
 def as_shares(given: Any, utility: Utility) -> dict[str, float]:
     """A share ("5%", 0.05) of all hand-overs, or shares by action, as numbers by name."""
-    handing = [name for name, c in zip(utility.actions, utility.decided_class, strict=True) if c < 0]
-    expect(handing, "a budget limits hand-overs, but every action decides for a class: add one (abstain, an expert)")
+    handing = handing_over(utility)
     expect(TOTAL not in handing, f"an action is called {TOTAL!r}, the name of the budget of all: rename the action")
     named = given if isinstance(given, Mapping) else {TOTAL: given}
     unknown = [str(name) for name in named if name not in (TOTAL, *handing)]
     expect(named and not unknown, f"budget of {listing(unknown) or 'nothing'}: expected {listing([TOTAL, *handing])}")
     return {str(name): as_share(value) for name, value in named.items()}
+
+
+def handing_over(utility: Utility) -> list[str]:
+    """The actions that decide for no class; raises if there are none."""
+    handing = [name for name, c in zip(utility.actions, utility.decided_class, strict=True) if c < 0]
+    expect(handing, "a budget limits hand-overs, but every action decides for a class: add one (abstain, an expert)")
+    return handing
 
 
 def as_share(given: Any, what: str = "budget") -> float:
@@ -162,7 +178,8 @@ def priced_alike(one: "Decider", other: "Decider") -> bool:
 def limited_actions(shares: dict[str, float], worth: Worth, utility: Utility) -> tuple[list[str], NDArray[np.bool_]]:
     """The names of the budgets, and which actions (K,) each limits."""
     handing = [utility.actions[a] for a in worth.actions]
-    return list(shares), np.array([[name in (TOTAL, action) for action in handing] for name in shares])
+    limited = [[name in (TOTAL, action) for action in handing] for name in shares]
+    return list(shares), np.array(limited, dtype=bool).reshape(len(shares), len(handing))
 
 
 def assign(

@@ -26,7 +26,7 @@ from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_score
 from rfdlc.decide.sets import PredictionSets, as_sets, check_coverage
 from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, flags, handed_over, unfamiliar_action
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose, expect, listing
+from rfdlc.errors import BrokenRows, InputError, choose, expect, listing
 
 COMBINATIONS = ("mean-probabilities", "mean-logits")
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
@@ -384,8 +384,8 @@ class Decider:
                 p = softmax(self._log_combined(piece, scores.logits))
             else:
                 p = self._mean(softmax(piece) if scores.logits else piece)
-            for lost in [] if ratio is None or ratio.all() else np.flatnonzero((p[:, ratio > 0] == 0).all(axis=1))[:1]:
-                raise InputError(wording.NOTHING_LEFT.format(rows.start + lost))
+            if ratio is not None and not ratio.all() and (lost := (p[:, ratio > 0] == 0).all(axis=1)).any():
+                raise BrokenRows("", (rows.start + np.flatnonzero(lost)).tolist(), wording.NOTHING_LEFT)
             yield rows, p
 
     def _log_combined(self, piece: Floats, logits: bool) -> Floats:

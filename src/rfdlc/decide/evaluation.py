@@ -40,14 +40,20 @@ class Entry:
         return f"{METRICS[self.metric.parent].label}, {self.label}" if self.metric.parent else self.label
 
 
-def entries(values: Mapping[str, Any], headline: bool = False, most_parts: float = np.inf) -> Iterator[Entry]:
-    """The numbers in the values of an evaluation (or in a `metrics.json`), in the order of the registry."""
+def entries(
+    values: Mapping[str, Any], headline: bool = False, most_parts: float = np.inf, shown: bool = False
+) -> Iterator[Entry]:
+    """The numbers in the values of an evaluation (or in a `metrics.json`), in the order of the registry.
+
+    Those to be `shown` lack what is there to rerun the paper, and shots that give the numbers of the regions again.
+    """
     # Tables show how many samples were answered beside the accuracy, if not all.
     table, abstains = headline or most_parts < np.inf, bool(values.get("abstention_rate"))
     for metric in METRICS.values():
         value = values.get(metric.name)
         parts = value if isinstance(value, Mapping) else {None: value}
         hidden = table and not abstains if metric.name in ANSWERED else headline and not metric.headline
+        hidden |= shown and (not metric.table or (metric.name == "accuracy_by_shots" and _as_regions(values)))
         if value is None or hidden or len(parts) > most_parts:
             continue
         for key, number in parts.items():
@@ -55,6 +61,13 @@ def entries(values: Mapping[str, Any], headline: bool = False, most_parts: float
             label = metric.label.format(f"{key:.0%}" if isinstance(key, float) else key)
             label += " (abstained: wrong)" if metric.name == "accuracy" and abstains else ""
             yield Entry(metric, name, label, float("nan" if number is None else number))
+
+
+def _as_regions(values: Mapping[str, Any]) -> bool:
+    """Whether shots have the accuracies of the regions."""
+    kinds = (values.get(f"accuracy_by_{kind}") or {} for kind in ("shots", "region"))
+    shots, regions = (np.array([*kind.values()], dtype=np.float64) for kind in kinds)
+    return np.array_equal(shots, regions, equal_nan=True)
 
 
 @dataclass(frozen=True)
@@ -192,7 +205,7 @@ class Evaluation:
     def rows(self) -> list[tuple[str, str, str]]:
         """(metric, value, interval) as tables show them, without metrics that are not defined."""
         rows = []
-        for entry in entries(self.values, most_parts=MOST_PARTS):
+        for entry in entries(self.values, most_parts=MOST_PARTS, shown=True):
             if not np.isnan(entry.value):
                 bounds = " to ".join(map(entry.metric.format, self.intervals.get(entry.name, ())))
                 rows.append(("  " * bool(entry.metric.parent) + entry.label, entry.metric.format(entry.value), bounds))

@@ -37,7 +37,7 @@ class Sums:
     classwise: Array  # (C, bins)
     paper: Array  # (10,)
     ranked: Array  # (2, BINS): wrong and right decisions for a class, by certainty
-    sets: Array  # (3, C): by true class, samples covered by their set, sizes and values of sets; NaN without
+    sets: Array  # (4, C): by true class, samples covered by their set, sizes and values of sets; covered, handed over
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
@@ -51,7 +51,7 @@ class Sums:
         kept, inside = o.decided >= 0, (o.entropy > 0) & (o.entropy <= 1)
         place = np.searchsorted(np.arange(11) / 10, 1 - np.float64(o.entropy[inside]), side="right") - 1
         paper = np.bincount(place, o.right[inside] - (1 - np.float64(o.entropy[inside])), 10)
-        columns = (getattr(o, name) for name in ("covered", "set_size", "set_value"))
+        columns = (o.covered, o.set_size, o.set_value, None if o.covered is None else o.covered & ~kept)  # NaN without
         sets = [np.full(classes, NAN) if c is None else np.bincount(o.targets, c, classes) for c in columns]
         hits = np.bincount(o.correct[kept] * BINS + keys(o.certainty[kept], probabilities), minlength=2 * BINS)
         return cls(
@@ -151,7 +151,7 @@ def metrics_of(sums: Sums, utility: Utility, groups: Sequence[tuple[str, str]]) 
 
 
 def _set_metrics(sums: Sums, utility: Utility, of_class: Array, regions: Mapping[str, Any]) -> dict[str, Any]:
-    covered, size, worth = sums.sets
+    covered, size, worth, handed = sums.sets
     everything = {"all": np.arange(len(of_class)), **regions}
     found: dict[str, Any] = {name: {} for name in METRICS if name.startswith("set_")}
     if not np.isnan(covered).any():
@@ -159,6 +159,8 @@ def _set_metrics(sums: Sums, utility: Utility, of_class: Array, regions: Mapping
         shares = covered[seen] / of_class[seen]
         overall = {"marginal": _share(covered.sum(), of_class.sum()), "macro": float(shares.mean())}
         found["set_coverage"] = overall | {"worst": float(shares.min())}
+        over = sums.confusion[:, utility.decided_class < 0].sum()
+        found["set_coverage_handed_over"] = _share(handed.sum(), over)
         parts = {name: _share(covered[own].sum(), of_class[own].sum()) for name, own in regions.items()}
         found["set_coverage_by_region"] = parts
         found["set_coverage_by_class"] = dict(zip(names[seen].tolist(), shares.tolist(), strict=True))

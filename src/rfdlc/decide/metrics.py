@@ -49,8 +49,9 @@ class Metric:
         "%" for shares between 0 and 1, which tables show as percentages; "" for plain numbers.
     parent : str, optional
         Name of the metric below which tables indent this one.
-    headline, resample : bool
-        Whether short tables show the metric too; whether a number has a bootstrap interval.
+    headline, resample, table : bool
+        Whether short tables show the metric too; whether a number has a bootstrap interval; whether tables, reports and
+        model cards show the metric at all.
 
     Examples
     --------
@@ -66,6 +67,7 @@ class Metric:
     parent: str | None = None
     headline: bool = False
     resample: bool = True
+    table: bool = True
 
     def format(self, value: float) -> str:
         """The value as tables show it."""
@@ -331,6 +333,8 @@ for _metric in (
     Metric("utility_by_budget", "at most {} handed over", _by_budget, parent="mean_utility"),
     Metric("mean_regret", "mean regret", lambda o: _worth(o, o.regret, o.utility.matrix.max(), -1), "lower"),
     Metric("set_coverage", "coverage of sets, {}", _set_coverage, unit="%"),
+    Metric("set_coverage_handed_over", "coverage of sets, handed over",
+           lambda o: {} if o.covered is None else np.where(o.decided < 0, o.covered, NAN), unit="%"),
     Metric("set_coverage_by_region", "coverage of sets, {}",
            lambda o: {} if o.covered is None else _by_region(o, o.covered), unit="%"),
     Metric("set_coverage_by_class", "coverage of sets, class {}", _coverage_by_class, unit="%"),
@@ -354,10 +358,11 @@ for _metric in (
            "none", parent="utility_gap"),
     Metric("utility_gap_by_action", "action {}",
            _gap_by_action, "none", parent="utility_gap"),
-    Metric("ece_paper", "ECE as in the paper", lambda o: ece_paper(o.entropy, o.right), "lower", "%", resample=False),
+    Metric("ece_paper", "ECE as in the paper", lambda o: ece_paper(o.entropy, o.right), "lower", "%", resample=False,
+           table=False),
     Metric("ece_by_true_region", "true {}",
            lambda o: {name: _ece(o, rows).value for name, rows in regions(o, "thirds")},
-           "lower", "%", "ece_paper", resample=False),
+           "lower", "%", "ece_paper", resample=False, table=False),
     Metric("group_rates", "{}", _group_rates, "none", "%"),
 ):
     register_metric(_metric)

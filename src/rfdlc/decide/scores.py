@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_array
-from rfdlc.errors import InputError, expect, listing, repeated, suggestion
+from rfdlc.errors import BrokenRows, InputError, expect, listing, repeated, suggestion
 from rfdlc.progress import track
 
 Floats = NDArray[np.floating[Any]]
@@ -204,7 +204,7 @@ def _plain_array(given: Any) -> Floats:
 
 
 def _checked(piece: Floats, start: int, logits: bool) -> Floats:
-    """A chunk (M, n, C), rounded rows divided by their sums; raises for a bad row. A good one costs two passes."""
+    """A chunk (M, n, C), rounded rows divided by their sums; raises for bad rows. A good one costs two passes."""
     total = piece.sum(axis=2)
     if np.isfinite(total).all() if logits else (np.abs(total - 1) <= SUM_TOLERANCE).all() and piece.min() >= 0:
         return piece
@@ -214,20 +214,20 @@ def _checked(piece: Floats, start: int, logits: bool) -> Floats:
         (~np.isfinite(piece), "finite logits" if logits else "probabilities between 0 and 1"),
         (np.array(not logits) & (piece < 0), f"probabilities between 0 and 1; {fix}"),
     ):
-        for particle, row, column in np.argwhere(wrong)[:1].tolist():
-            value = piece[particle, row, column]
-            where = f"row {start + row}, column {column} (counted from 0)"
-            raise InputError(f"scores hold {value} in {where}: expected {expected}")
+        rows = np.flatnonzero(wrong.any(axis=(0, 2)))
+        for particle, column in np.argwhere(wrong[:, rows[0]])[:1].tolist() if len(rows) else ():
+            told = f", column {column} (counted from 0): expected {expected}"
+            raise BrokenRows(f"scores hold {piece[particle, rows[0], column]} in ", (start + rows).tolist(), told)
     if logits:
         return piece
     off = np.abs(total - 1)
-    for particle, row in np.argwhere(off > np.maximum(SUM_TOLERANCE, _rounding(piece, total)))[:1].tolist():
+    far = off > np.maximum(SUM_TOLERANCE, _rounding(piece, total))
+    rows = np.flatnonzero(far.any(axis=0))
+    if len(rows):
         one = "there is one column: for two classes add the other one (1 - p)"
         fix = one if piece.shape[2] == 1 else "divide each row by its sum, or set logits (--logits) if these are logits"
-        raise InputError(
-            f"row {start + row} of the probabilities sums to {total[particle, row]:.6g}: expected rows that sum to 1; "
-            f"{fix}; rows count from 0"
-        )
+        told = f"sums to {total[far[:, rows[0]].argmax(), rows[0]]:.6g}: expected rows that sum to 1"
+        raise BrokenRows("", (start + rows).tolist(), f" of the probabilities {told}; {fix}; rows count from 0")
     warnings.warn("the probabilities are rounded: rows that do not sum to 1 are divided by their sums", stacklevel=1)
     return np.asarray(piece / np.where(off > SUM_TOLERANCE, total, total.dtype.type(1))[..., None])
 

@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -48,6 +48,9 @@ class PredictionSets:
         Randomised sets: the probability with which each class stays in the set at its threshold.
     empty : bool
         Whether a set may be empty; otherwise it has the class that is nearest to its threshold.
+    max_size, held_out : int and float, optional
+        The largest size of a set, which keeps its most probable classes; then no coverage is promised, but that of the
+        held-out samples is known.
     """
 
     kind: str
@@ -57,9 +60,13 @@ class PredictionSets:
     groups: tuple[int, ...]
     ties: tuple[float, ...] | None = None
     empty: bool = False
+    max_size: int | None = None
+    held_out: float | None = None
     scaled: ClassVar[bool] = True  # whether rows of probabilities must sum to one
 
     def __post_init__(self) -> None:
+        fits = self.max_size is None or self.max_size >= 1
+        expect(fits, f"the largest size of a set is {self.max_size}: expected a number of classes, 1 or more")
         for name in ("thresholds", "samples", "groups", "ties"):  # JSON has lists
             value = getattr(self, name)
             object.__setattr__(self, name, value if value is None else tuple(value))
@@ -74,7 +81,7 @@ class PredictionSets:
     def fit(
         cls, p: Floats, targets: Indices, classes: Classes, *, kind: str = "macro", coverage: float = 0.9,
         prior: Prior | None = None, shifted: bool = False, least: int | None = None, randomised: bool = False,
-        empty: bool = False,
+        empty: bool = False, max_size: int | None = None,
     ) -> "PredictionSets":  # fmt: skip
         """Thresholds from held-out samples: corrected probabilities (N, C) and true classes (N,).
 
@@ -83,7 +90,7 @@ class PredictionSets:
 
         Parameters
         ----------
-        kind, coverage, empty
+        kind, coverage, empty, max_size
             As in `PredictionSets`.
         prior, shifted : array of shape (n_classes,), bool
             The prior that `p` carries, by default the mean of `p`; whether to weigh the samples to these frequencies.
@@ -119,7 +126,13 @@ class PredictionSets:
         thresholds *= scale
         at_ties = tuple(ties.tolist()) if randomised else None
         lists = tuple(thresholds.tolist()), tuple(samples.tolist()), tuple(groups.tolist())
-        return cls(kind, float(coverage), *lists, at_ties, empty)
+        found = cls(kind, float(coverage), *lists, at_ties, empty, max_size)
+        if max_size is None:
+            return found
+        covered = found.members(p, Utility.one_hot(classes))[np.arange(len(targets)), targets]
+        found = replace(found, held_out=float(np.average(covered, weights=weights)))
+        warnings.warn(f"{found}: a coverage of {coverage:.4g} is not promised for sets of a largest size", stacklevel=3)
+        return found
 
     def members(self, p: Floats, utility: Utility, rng: np.random.Generator | None = None) -> Mask:
         """Which classes are in the set of each sample (n, C), from corrected probabilities (n, C)."""
@@ -131,23 +144,28 @@ class PredictionSets:
         lost = np.flatnonzero(~inside.any(axis=1))
         if len(lost) and not self.empty:
             inside[lost, (p[lost] / np.maximum(thresholds, 1e-30)).argmax(axis=1)] = True
+        large = np.flatnonzero(inside.sum(axis=1) > (self.max_size or len(thresholds)))
+        falling = np.argsort(np.where(inside[large], -p[large], 1), axis=1, kind="stable")
+        inside[large[:, None], falling[:, self.max_size :]] = False
         return inside
 
     def promises(self, classes: Classes) -> list[dict[str, Any]]:
         """For each class its held-out samples, and the classes for whose samples together the coverage is promised."""
-        groups = np.array(self.groups)
+        groups = np.array(self.groups) if self.max_size is None else np.full(len(self.groups), -1)
         together = {g: classes.select(np.flatnonzero(groups == g)) for g in set(self.groups)} | {-1: ()}
-        rows = zip(classes.names, self.samples, self.groups, strict=True)
+        rows = zip(classes.names, self.samples, groups.tolist(), strict=True)
         return [{"class": name, "samples": n, "promised_for": list(together[g])} for name, n, g in rows]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None or name == "ties"}
 
     def __str__(self) -> str:
         whose = {"marginal": "", "macro": ", rare classes as often as frequent ones", "class": " of each class"}
         share = f"{100 * self.coverage:.4g}% of samples{whose[self.kind]}"
-        return f"prediction sets ({self.kind}) contain the true class for {share}"
+        share = share if self.held_out is None else f"{self.held_out:.1%} of held-out samples"
+        most = "" if self.max_size is None else f" of at most {self.max_size} classes"
+        return f"prediction sets ({self.kind}){most} contain the true class for {share}"
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.decide.budgets import Worth, limited_actions
+from rfdlc.decide.budgets import Budget, Worth, handing_over, limited_actions
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.unfamiliar import flags, unfamiliar_action
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import expect
 
 REFRESHED = 40  # times per window prices are computed again
 
@@ -25,7 +25,8 @@ class StreamController:
     Parameters
     ----------
     decider : Decider
-        With a budget (`Decider.fit_budget`), whose prices are used first.
+        With a budget (`Decider.fit_budget`), whose prices are used first. With `per_day` it needs none: samples are
+        handed over where that is worth more than deciding, in their order, up to this number on each day.
     window : int
         Number of samples over which shares are kept.
     tolerance : float
@@ -54,28 +55,31 @@ class StreamController:
     def __init__(
         self, decider: Decider, *, window: int = 2000, tolerance: float = 0.005, per_day: int | None = None
     ) -> None:
-        if decider.budget is None:
-            raise InputError("the decider has no budget: fit one on held-out data (Decider.fit_budget)")
+        fix = "fit one on held-out data (Decider.fit_budget), or give a number of samples per day (per_day)"
+        expect(decider.budget is not None or per_day is not None, f"the decider has no budget: {fix}")
+        expect(decider.rule == "expected-utility", f"a budget needs the rule 'expected-utility', not {decider.rule!r}")
+        handing_over(decider.utility)
+        self._budget = decider.budget or Budget({}, {})
         expect(window * tolerance >= 2, f"window {window} x tolerance {tolerance} is less than 2 samples: enlarge one")
         expect(per_day is None or per_day >= 0, f"per_day is {per_day}: expected a number of samples, 0 or more")
         self.decider, self.window, self.per_day = decider, window, per_day
         self.counts: dict[str, dict[str, int]] = {}
-        self._slack, self._shares = window * tolerance / 2, np.array(list(decider.budget.shares.values()))
-        self._prices = np.array(list(decider.budget.prices.values()))
+        self._slack, self._shares = window * tolerance / 2, np.array(list(self._budget.shares.values()))
+        self._prices = np.array(list(self._budget.prices.values()))
         self._balance = np.zeros(len(self._shares))
         self._recent = np.zeros((0, len(self._shares)))  # margins of the latest samples
         self._sorted, self._pending = self._recent, list[NDArray[np.float64]]()
 
     def decide(self, scores: Any, *, days: Sequence[Any] | None = None, logits: bool = False) -> Indices:
         """The actions (N,) of the next samples of the stream, in their order; `days` names the day of each."""
-        decider, budget = self.decider, self.decider.budget
+        decider = self.decider
         checked = decider.read(scores, logits)
         named = [""] * len(checked) if days is None else [str(day) for day in days]
         expect(len(named) == len(checked), f"{len(named)} days for {len(checked)} samples: expected one per sample")
         expect(self.per_day is None or days is not None, "per_day needs the day of each sample: give days")
         p = np.concatenate([p for _, p in decider.stream(checked)])
         worth, strange = Worth.of(decider.utility, p), flags(decider, checked, p)
-        groups = limited_actions(budget.shares if budget else {}, worth, decider.utility)[1]
+        groups = limited_actions(self._budget.shares, worth, decider.utility)[1]
         rows = zip(worth.gains, named, strange, strict=True)
         choice = np.array([self._choose(row, groups, day, odd) for row, day, odd in rows], dtype=np.int64)
         return np.where(strange, unfamiliar_action(decider.utility, p), worth.chosen(choice))

@@ -32,7 +32,7 @@ IMPOSSIBLE = (
     "for; give it a positive training prior"
 )
 NOTHING_LEFT = (
-    "row {} (counted from 0) has all its probability on classes whose target prior is 0, so that nothing is left to "
+    " (counted from 0) has all its probability on classes whose target prior is 0, so that nothing is left to "
     "decide from: give these classes a small share"
 )
 NEEDS_SETS = (

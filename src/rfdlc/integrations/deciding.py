@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
 import numpy as np
 
-from rfdlc.data.lake import JOB, Lake, Unit, cores, filesystem, predictions_of
+from rfdlc.data.dataset import SKIPPING
+from rfdlc.data.lake import JOB, BrokenFile, Lake, Unit, cores, filesystem, predictions_of
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.explaining import gains_tell
 from rfdlc.decide.predictions import Predictions
@@ -24,7 +26,7 @@ from rfdlc.decide.rules import Explanation
 from rfdlc.decide.scores import DECIDED, KIND
 from rfdlc.decide.sets import PredictionSets, set_texts
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.files import locked, parse_json
 from rfdlc.integrations.parts import ranks
 from rfdlc.progress import live
@@ -48,6 +50,7 @@ class LakeDecisions:
     mean_expected_utility: float
     before: int  # files that were there already, of the same version
     complete: bool = True  # False where other processes still have files to do
+    skipped: Sequence[dict[str, Any]] = ()  # file, rows that were left out (None: all of a file or part), first reason
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,9 @@ def chosen_decider(own: Decider, utility: Utility | None, prior: Any, decider: D
 
 
 def decide_lake(
-    source: str | Path | Lake, out: str | Path, decider: Decider, *, keep: Sequence[str] = (), logits: bool = False
-) -> LakeDecisions:
+    source: str | Path | Lake, out: str | Path, decider: Decider, *, keep: Sequence[str] = (), logits: bool = False,
+    skip_broken: bool = False,
+) -> LakeDecisions:  # fmt: skip
     """Decide tables of any size in constant memory, on all cores; after a kill, the same call continues.
 
     Parameters
@@ -148,17 +152,19 @@ def decide_lake(
         The folder or URL for a Parquet file per file, with the same rows in the same order and below the same
         partitions. Files that have not changed since they were decided are skipped.
     decider : Decider
-        Budgets are kept to by their prices; `decide` with `batch=True` needs all samples at once.
+        Budgets are kept to by their prices, on average; `decide` with `batch=True` needs all samples at once.
     keep : sequence of str
         Columns that are copied; `id` always is, if there is one. Other columns are not read.
     logits : bool
         Whether the columns of the classes hold logits.
+    skip_broken : bool
+        Leave out rows and files that cannot be used, and name them in `skipped`; otherwise the first one raises.
 
     Returns
     -------
     LakeDecisions
     """
-    lake = source if isinstance(source, Lake) else Lake(source)
+    lake = source if isinstance(source, Lake) else Lake(source, skip_broken=skip_broken)
     classes = decider.utility.classes.names
     copied = tuple(dict.fromkeys([*(["id"] if "id" in lake.names and "id" not in classes else []), *keep]))
     missing = [name for name in (*classes, *copied) if name not in lake.names]
@@ -167,31 +173,55 @@ def decide_lake(
     job = {"decider": decider.to_dict(), "columns": table.keep, "logits": logits}
     result = Result(str(out), json.loads(json.dumps(job)))
     rank, world_size = ranks()
-    with result.opened(lake.units, shared=world_size > 1) as done:
+    skipped = dict(lake.broken)
+
+    def decide(unit: Unit, report: Report) -> dict[str, Any] | None:
+        try:
+            return _decide(lake, table, result, unit, report)
+        except BrokenFile as error:
+            if not lake.skip_broken:
+                raise InputError(f"{error}; or leave it out with {SKIPPING}") from None
+            with suppress(OSError):  # what was decided for an earlier version of the file
+                result.system.delete_file(f"{result.path}/{unit.name}")
+            skipped[unit.file] = str(error)
+            return None
+
+    with result.opened(lake.units, shared=world_size > 1) as known:
+        # Decisions without some rows are complete only for who leaves them out.
+        done = {name: own for name, own in known.items() if lake.skip_broken or not own.get("skipped")}
         mine = [unit for unit in lake.units[rank::world_size] if unit.name not in done]
         before = sum(known["samples"] for known in done.values())
         with live(lake.rows, "Deciding", before) as show:
-            found = {**done, **in_threads(lambda unit, report: _decide(lake, table, result, unit, report), mine, show)}
+            new = in_threads(decide, mine, show)
+    found = done | {name: own for name, own in new.items() if own is not None}
+    expect(found or not skipped, next(iter(skipped.values()), ""))
     counts = np.sum([each["actions"] for each in found.values()], axis=0).tolist()
     samples, total = sum(each["samples"] for each in found.values()), sum(each["value"] for each in found.values())
     actions = dict(zip(decider.utility.actions, counts, strict=True))
-    complete = len(found) == len(lake.units)
-    return LakeDecisions(str(out), samples, len(found), actions, total / max(1, samples), len(done), complete)
+    complete = len(done) + len(new) == len(lake.units)
+    left_out = [own["skipped"] for own in found.values() if own.get("skipped")]
+    left_out += [{"file": file, "rows": None, "reason": reason} for file, reason in skipped.items()]
+    given = samples, len(found), actions, total / max(1, samples), len(done), complete
+    return LakeDecisions(str(out), *given, sorted(left_out, key=lambda own: str(own["file"])))
 
 
 def lake_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEstimate:
     """The class prior of a lake in one pass: of many rows, from rows at equal distances, `MOST_ESTIMATED` in all."""
     names, classes = decider.utility.classes.names, decider.utility.classes
     step = max(1, -(-_rows(lake, names) // MOST_ESTIMATED))
+    others = [KIND] if KIND in lake.names and KIND not in names else []
+
+    read = partial(predictions_of, classes=classes, logits=logits)
 
     def some(unit: Unit, report: Report) -> list[Any]:
-        found, first = [], 0
-        for batch in lake.batches(unit, names, [KIND] if KIND in lake.names and KIND not in names else []):
-            rows = np.arange(-first % step, batch.num_rows, step)
-            if len(rows):
-                found.append(predictions_of(batch.take(rows), classes, logits=logits, where=unit.file).scores)
-            first += batch.num_rows
-            report(batch.num_rows)
+        def task(batch: Any) -> list[Any]:
+            return [read(batch, where=unit.file).scores.checked()] if batch.num_rows else []
+
+        found = list[Any]()
+        with suppress(*[BrokenFile] if lake.skip_broken else []):
+            for own, _, rows in lake.each(unit, task, names, others, [], step):
+                found += own
+                report(rows)
         return found
 
     with live(lake.rows, "Estimating the prior") as show:
@@ -207,8 +237,11 @@ def _rows(lake: Lake, names: Sequence[str]) -> int:
     """The number of rows, estimated from the size of the first rows where files do not say it."""
     if lake.rows is not None:
         return lake.rows
-    first = next(iter(lake.batches(lake.units[0], names)), None)
-    share = 1 if first is None else first.num_rows / max(1, min(BLOCK_BYTES, lake.units[0].size))
+    share = 1.0
+    for unit in lake.units:
+        with suppress(*[InputError] if lake.skip_broken else []):
+            share = next(iter(lake.batches(unit, names))).num_rows / max(1, min(BLOCK_BYTES, unit.size))
+            break
     return int(share * sum(unit.size for unit in lake.units))
 
 
@@ -247,19 +280,20 @@ def _decide(lake: Lake, table: DecideTable, result: "Result", unit: Unit, report
 
     classes, pieces = table.decider.utility.classes.names, list[Any]()
     others = [name for name in (*table.keep, KIND) if name in lake.names and name not in classes]
-    counts, total, first = np.zeros(len(table.decider.utility.actions), dtype=np.int64), 0.0, 0
+    counts, total, samples = np.zeros(len(table.decider.utility.actions), dtype=np.int64), 0.0, 0
+    broken = list[BrokenRows]()
+
+    def task(batch: Any) -> dict[str, Any]:
+        return table.columns(batch, unit.file)
+
     with ExitStack() as stack:
         output, writer = stack.enter_context(result.replacing(unit.name)), None
-        for batch in lake.batches(unit, classes, others):
-            try:
-                columns = table.columns(batch, unit.file)
-            except InputError as error:
-                raise InputError(f"{unit.file}, rows from {first:,} on: {error}") from None
-            first += batch.num_rows
+        for columns, batch, rows in lake.each(unit, task, classes, others, broken=broken):
+            samples += batch.num_rows
             pieces.append(pyarrow.table({name: batch.column(name) for name in table.keep} | columns))
             counts += np.bincount(columns["action"].indices.to_numpy(), minlength=len(counts))
             total += float(columns["expected_utility"].sum(dtype=np.float64))
-            report(batch.num_rows)
+            report(rows)
             if writer is None:
                 writer = stack.enter_context(open_writer(output, pieces[0].schema, ".parquet", ["action", "reason"]))
             if sum(map(len, pieces)) >= GROUP_ROWS:
@@ -268,7 +302,13 @@ def _decide(lake: Lake, table: DecideTable, result: "Result", unit: Unit, report
         assert writer is not None  # a file without rows gives an empty batch
         if pieces:
             writer.write_table(pyarrow.concat_tables(pieces))
-        known = {"version": unit.version, "samples": first, "actions": counts.tolist(), "value": total}
+        if broken and not samples:
+            raise BrokenFile(str(broken[0]))
+        known = {"version": unit.version, "samples": samples, "actions": counts.tolist(), "value": total}
+        if broken:
+            left_out = sorted({row for error in broken for row in error.rows})
+            first = min(broken, key=lambda error: error.rows[0])
+            known["skipped"] = {"file": unit.file, "rows": left_out, "reason": str(first)}
         writer.add_key_value_metadata({WRITTEN: json.dumps(known)})
     return known
 

@@ -1,7 +1,7 @@
 """evaluate_lake: every metric of tables of any size, from sums that all cores add up."""
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rfdlc.decide.merging import Sums
 from rfdlc.decide.outcomes import UNCERTAINTIES, observe
 from rfdlc.decide.predictions import encode_targets
 from rfdlc.decide.scores import KIND
-from rfdlc.errors import InputError, choose, expect, listing
+from rfdlc.errors import choose, expect, listing
 from rfdlc.integrations.deciding import Report, in_threads
 from rfdlc.progress import live
 
@@ -55,19 +55,18 @@ def evaluate_lake(
     others = [name for name in (TARGET, KIND) if name in lake.names and name not in classes.names]
     probabilities = uncertainty == "decision-probability"
 
+    def of_batch(batch: Any, where: str) -> Sums | None:
+        if not batch.num_rows:
+            return None
+        predictions = predictions_of(batch, classes, logits=logits, where=where)
+        scores, y = decider.read_labelled(predictions, _targets(batch.column(TARGET), classes))
+        return Sums.of(observe(scores, y, decider, uncertainty), probabilities)
+
     def sums(unit: Unit, report: Report) -> Sums | None:
-        found, first = None, 0
-        for batch in lake.batches(unit, classes.names, others):
-            if batch.num_rows:
-                try:
-                    predictions = predictions_of(batch, classes, logits=logits, where=unit.file)
-                    scores, y = decider.read_labelled(predictions, _targets(batch.column(TARGET), classes))
-                    own = Sums.of(observe(scores, y, decider, uncertainty), probabilities)
-                except InputError as error:
-                    raise InputError(f"{unit.file}, rows from {first:,} on: {error}") from None
-                found = own if found is None else found + own
-            first += batch.num_rows
-            report(batch.num_rows)
+        found = None
+        for own, _, rows in lake.each(unit, partial(of_batch, where=unit.file), classes.names, others, []):
+            found = own if found is None else found if own is None else found + own
+            report(rows)
         return found
 
     with live(lake.rows, "Evaluating") as show:

@@ -274,6 +274,7 @@ def test_the_card(run, exported):
     assert {"accuracy", "balanced_accuracy", "ece"} <= {metric["type"] for metric in metrics}
     for words in ("## Data", "88 training samples", "accuracy, tail", "## Utility", "| ant |", "## Limits"):
         assert words in text
+    assert "in the paper" not in text
 
 
 @pytest.mark.parametrize("text", ["mine", "library_name: rfdlc\nother.onnx"])

@@ -192,7 +192,7 @@ def test_decisions_inside_of_the_lake_are_not_decided(lake):
 def test_errors_name_the_file(lake, tmp_path):
     decider = deciders()["plain"]
     pq.write_table(pa.table({**rows(1, 20), "owl": np.ones(20)}), lake / "bad.parquet")
-    with pytest.raises(InputError, match=r"bad.parquet, rows from 0 on: row 0 of the probabilities sums to"):
+    with pytest.raises(InputError, match=r"bad.parquet: row 0 of the .* sums to .*--skip-broken"):
         decide_lake(lake, tmp_path / "out", decider)
     (lake / "bad.parquet").write_bytes(b"PAR1 is not enough")
     with pytest.raises(InputError, match=r"bad.parquet: cannot be read as Parquet"):
@@ -205,6 +205,141 @@ def test_errors_name_the_file(lake, tmp_path):
     marked = pa.table({**rows(1, 20), "rfdlc_scores": ["corrected"] * 20})
     with pytest.raises(InputError, match="already"):
         DecideTable(deciders()["corrected"])(marked)
+
+
+def command(monkeypatch, capsys, *words):
+    """Exit code, standard output and standard error of the command line."""
+    from rfdlc.cli import main
+
+    monkeypatch.setattr("sys.argv", ["rfdlc", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, *capsys.readouterr()
+
+
+def broken(lake):
+    """Rows of each kind that cannot be used, in two units of one file, and three files that cannot be read at all."""
+    table = {name: np.array(column) for name, column in rows(9, 700).items()}
+    table["dog"][17], table["cat"][250] = np.nan, -0.5
+    table["owl"][[420, 421]] += 1
+    empty = pa.array([None if i in (20, 690) else p for i, p in enumerate(table["newt"].tolist())], pa.float32())
+    pq.write_table(pa.table({**table, "newt": empty}), lake / "rows.parquet", row_group_size=100)
+    (lake / "bytes.parquet").write_bytes(b"PAR1 is not enough")
+    (lake / "cells.csv").write_text("id,cat,dog,newt,owl\na,1,0,0,0\nb,much,0,0,0\n")
+    pq.write_table(pa.table({**rows(8, 30), "cat": np.full(30, np.nan)}), lake / "none.parquet")
+    return [17, 20, 250, 420, 421, 690]
+
+
+@pytest.mark.parametrize("name", ["plain", "abstains", "sets", "budget", "calibrated"])
+def test_broken_rows_and_files_are_left_out(lake, tmp_path, name):
+    """All others are decided as without the broken ones, which are named; also when the call is repeated."""
+    lost, decider = broken(lake), deciders()[name]
+    for before in (0, 9):
+        result = decide_lake(lake, tmp_path / "out", decider, skip_broken=True)
+        assert (result.samples, result.before, result.complete) == (951 + 694, before, True)
+        by_file = dict[str, list]()
+        for own in result.skipped:
+            by_file.setdefault(own["file"].rpartition("/")[2], []).append(own)
+            assert own["file"] in own["reason"]
+        assert {file: own[0]["rows"] for file, own in by_file.items() if file != "rows.parquet"} == dict.fromkeys(
+            ["bytes.parquet", "cells.csv", "none.parquet"]
+        )
+        assert [row for own in by_file["rows.parquet"] for row in own["rows"]] == lost
+        reasons = " ".join(own["reason"] for own in by_file["rows.parquet"])
+        expected = ["nan in row 17,", "row 420 of the probabilities sums to", "1 empty cells, first in row 690 "]
+        assert [text for text in expected if text not in reasons] == []
+    kept = [i for i in range(700) if i not in lost]
+    table = pa.table(rows(9, 700)).take(kept)
+    found, actions = in_memory(table, decider)
+    parts = [pq.read_table(tmp_path / "out" / f"rows-{i:05d}.parquet") for i in range(3)]
+    written = pa.concat_tables(parts)
+    assert written["id"].to_pylist() == table["id"].to_pylist()
+    assert written["action"].to_pylist() == actions
+    np.testing.assert_array_equal(written["expected_utility"].to_numpy(), found.value.astype(np.float32))
+
+
+def test_a_mended_file_is_decided_and_a_strict_call_takes_nothing_that_lacks_rows(lake, tmp_path):
+    broken(lake)
+    decide_lake(lake, tmp_path / "out", deciders()["plain"], skip_broken=True)
+    for name in ("bytes.parquet", "cells.csv", "none.parquet"):
+        (lake / name).unlink()
+    with pytest.raises(InputError, match=r"rows.parquet: .*row \d+.*--skip-broken"):
+        decide_lake(lake, tmp_path / "out", deciders()["plain"])
+    pq.write_table(pa.table(rows(9, 700)), lake / "rows.parquet", row_group_size=100)
+    result = decide_lake(lake, tmp_path / "out", deciders()["plain"])
+    assert (result.samples, result.skipped) == (951 + 700, [])
+
+
+def test_decisions_of_a_file_that_broke_are_removed(tmp_path):
+    (tmp_path / "lake").mkdir()
+    for name in ("a", "b"):
+        pq.write_table(pa.table(rows(1, 9)), tmp_path / "lake" / f"{name}.parquet")
+    decide_lake(tmp_path / "lake", tmp_path / "out", deciders()["plain"])
+    pq.write_table(pa.table({**rows(2, 9), "owl": np.ones(9)}), tmp_path / "lake" / "b.parquet")
+    result = decide_lake(tmp_path / "lake", tmp_path / "out", deciders()["plain"], skip_broken=True)
+    assert (result.samples, result.files) == (9, 1)
+    assert not (tmp_path / "out" / "b.parquet").exists()
+    (tmp_path / "lake" / "a.parquet").unlink()
+    with pytest.raises(InputError, match=r"b.parquet: row 0 of the probabilities sums to"):
+        decide_lake(tmp_path / "lake", tmp_path / "other", deciders()["plain"], skip_broken=True)
+
+
+def test_a_prior_is_estimated_without_broken_rows(lake):
+    lost, decider = broken(lake), Decider(Utility.one_hot(NAMES), train_prior="uniform", target_prior=None)
+    table = joined((9, 700), (2025, 700), (2026, 1), (2026, 250))
+    kept = [i for i in range(951 + 700) if i not in lost]
+    scores = np.stack([table[name].to_numpy()[kept] for name in NAMES], axis=1)
+    found = lake_prior(Lake(lake, skip_broken=True), decider)
+    np.testing.assert_allclose(found.prior, decider.estimate_prior(scores).prior, atol=1e-7)
+    (lake / "bytes.parquet").unlink()
+    with pytest.raises(InputError, match=r"(none|rows).parquet: .*row \d+|cells.csv line 3"):
+        lake_prior(Lake(lake), decider)
+
+
+def test_command_with_a_broken_row(tmp_path, monkeypatch, capsys):
+    """One empty cell in 1 of 5 files: an error that names file and row once, or a result without the row."""
+    (tmp_path / "lake").mkdir()
+    for number in range(5):
+        pq.write_table(pa.table(rows(number, 40)), tmp_path / "lake" / f"{number}.parquet")
+    table = pa.table(rows(3, 40)).to_pandas()
+    table.loc[7, "dog"] = None
+    table.to_parquet(tmp_path / "lake" / "3.parquet")
+    deciders()["budget"].save(tmp_path / "d.json")
+    words = ["decide", tmp_path / "lake", "--decider", tmp_path / "d.json", "--out", f"{tmp_path}/out"]
+    code, said, problem = command(monkeypatch, capsys, *words)
+    assert (code, said) == (2, "")
+    assert (problem.count("3.parquet"), problem.count("row 7")) == (1, 1)
+    code, said, _ = command(monkeypatch, capsys, *words, "--skip-broken")
+    assert not code
+    assert "5 files in" in said
+    assert "Left out 1 row (7): " in said
+    code, said, _ = command(monkeypatch, capsys, *words, "--skip-broken", "--json")
+    found = json.loads(said)
+    assert (found["samples"], [own["rows"] for own in found["skipped"]]) == (199, [[7]])
+    assert found["files_before"] == 5
+    code, _, problem = command(monkeypatch, capsys, *words[:-1], tmp_path / "a.csv", "--skip-broken")
+    assert (code, "--skip-broken is for folders" in problem) == (2, True)
+
+
+def test_command_tells_how_much_of_a_budget_was_used(tmp_path, monkeypatch, capsys):
+    """Prices of easy samples hand over more than the budget of harder ones: both shares are printed."""
+    (tmp_path / "lake").mkdir()
+    rng = np.random.default_rng(0)
+    easy, hard = rng.dirichlet([0.3] * 4, 400), rng.dirichlet([2] * 4, 300)
+    utility = Utility.one_hot(NAMES).with_abstain(0.7).with_expert("nurse", confusion=0.75)
+    decider = Decider(utility).fit_budget(easy, easy.argmax(axis=1), budget={"total": "10%", "nurse": "4%"})
+    decider.save(tmp_path / "d.json")
+    pq.write_table(pa.table(dict(zip(NAMES, hard.T, strict=True))), tmp_path / "lake" / "0.parquet")
+    chosen = decider.decide(hard)
+    shares = {"total": float((chosen >= 4).mean()), "nurse": float((chosen == 5).mean())}
+    assert shares["total"] > 0.11
+    words = ["decide", tmp_path / "lake", "--decider", tmp_path / "d.json", "--out", f"{tmp_path}/out"]
+    _, said, _ = command(monkeypatch, capsys, *words)
+    assert f"Budget: total 10%, handed over {shares['total']:.1%}; nurse 4%, handed over {shares['nurse']:.1%}" in said
+    assert "by prices" in said
+    budget = json.loads(command(monkeypatch, capsys, *words, "--json")[1])["budget"]
+    assert budget["shares"] == {"total": 0.1, "nurse": 0.04}
+    assert (budget["kept_by"], budget["handed_over"]) == ("prices", pytest.approx(shares))
 
 
 @pytest.mark.parametrize("most", [10_000, 100])

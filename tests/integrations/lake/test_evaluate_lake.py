@@ -48,6 +48,7 @@ def deciders():
         "corrected": plain,
         "abstains": Decider(utility.with_abstain(0.2)),
         "coverage": Decider(utility, calibration="temperature").fit_sets(p, y, coverage=0.8),
+        "coverage, abstains": Decider(utility.with_abstain(0.2)).fit_sets(p, y, coverage=0.8),
         "u65": Decider(utility, sets="u65"),
     }
 

@@ -34,6 +34,7 @@ def test_report_of_a_run_folder(tmp_path, predictions):
     run = data["runs"][0]
     expected = rfdlc.evaluate(predictions, decider=Decider.load(folder / "decider.json"), bootstrap=20)
     assert run["metrics"]["accuracy"] == pytest.approx(expected.accuracy)
+    assert "ece_paper" not in {metric["name"] for metric in data["metrics"]}  # it is for those who rerun the paper
     assert run["intervals"]["accuracy"] == pytest.approx(expected.intervals["accuracy"])
     assert run["name"] == "a"
     assert run["made"]["config"]["optimiser"] == {"rate": 0.1, "decay": "Infinity"}

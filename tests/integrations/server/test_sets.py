@@ -63,7 +63,8 @@ def test_torch_and_numpy_give_the_same_sets():
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.full(8, 0.5), 2000).astype(np.float32)
     plain = rfdlc.Decider(rfdlc.Utility.one_hot(8), calibration=None)
-    for options in ({"kind": "class"}, {"kind": "macro"}, {"coverage": 0.3}, {"coverage": 0.3, "empty": True}):
+    few = [{"kind": "macro", "max_size": 2}, {"coverage": 0.3, "empty": True, "max_size": 1}, {"max_size": 9}]
+    for options in ({"kind": "class"}, {"kind": "macro"}, {"coverage": 0.3}, {"coverage": 0.3, "empty": True}, *few):
         sets = plain.fit_sets(p, rng.integers(8, size=2000), **options).sets
         found = CoverageHead(sets, plain.utility)(torch.tensor(p)).numpy()
         assert np.array_equal(found, sets.members(p, plain.utility))

@@ -263,7 +263,7 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
     predictions = Predictions.load(recorded, classes) if recorded.exists() else None
     if predictions is not None and predictions.targets is not None:
         scored = evaluate(predictions, decider=model.decider, classes=classes)
-        measured = [entry for entry in entries(scored.values) if not math.isnan(entry.value)]
+        measured = [entry for entry in entries(scored.values, shown=True) if not math.isnan(entry.value)]
         rows = [[_plain(entry.full_label), entry.metric.format(entry.value)] for entry in measured]
         metrics = f"On {scored.samples:,} test samples:\n\n" + _table(["metric", "value"], rows)
         overall = [{"type": e.name, "value": round(e.value, 4)} for e in measured if e.metric.parent is None]

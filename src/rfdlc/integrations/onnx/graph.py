@@ -117,13 +117,17 @@ class CoverageHead(nn.Module):
     def __init__(self, sets: PredictionSets, utility: Utility) -> None:
         super().__init__()
         self.thresholds, self.empty = nn.Buffer(torch.tensor(sets.thresholds, dtype=torch.float32)), sets.empty
+        self.most = min(sets.max_size or len(sets.thresholds), len(sets.thresholds))
 
     def forward(self, probabilities: Tensor) -> Tensor:
-        inside = probabilities >= self.thresholds
-        if self.empty:
+        inside, count = probabilities >= self.thresholds, len(self.thresholds)
+        if not self.empty:
+            nearest = (probabilities / self.thresholds.clamp_min(1e-30)).argmax(-1)
+            inside = inside | (nn.functional.one_hot(nearest, count).bool() & ~inside.any(-1, keepdim=True))
+        if self.most == count:
             return inside
-        nearest = (probabilities / self.thresholds.clamp_min(1e-30)).argmax(-1)
-        return inside | (nn.functional.one_hot(nearest, len(self.thresholds)).bool() & ~inside.any(-1, keepdim=True))
+        kept = torch.where(inside, probabilities, -1.0).topk(self.most).indices
+        return inside & (torch.zeros_like(probabilities).scatter(1, kept, 1.0) > 0)
 
 
 class SetUtilityHead(nn.Module):

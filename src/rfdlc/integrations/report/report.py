@@ -120,7 +120,7 @@ def write_report(
         "metrics": [
             {"name": e.name, "label": e.label, "direction": e.metric.direction, "unit": e.metric.unit}
             | {"nested": e.metric.parent is not None, "headline": e.metric.headline}
-            for e in entries(first.values)
+            for e in entries(first.values, shown=True)
         ],
         "classes": {
             "names": classes.names,
