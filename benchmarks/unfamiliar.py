@@ -2,6 +2,7 @@
 
     python benchmarks/unfamiliar.py choose OUT              OUT/MODELS/KIND-SEED.npz: benchmarks/unfamiliar_networks.py
     python benchmarks/unfamiliar.py test OUT                with OUT/strong alone: --name unfamiliar-strong
+    python benchmarks/unfamiliar.py simulate                data by benchmarks/unfamiliar_simulated.py
 
 choose: writes results/unfamiliar-choice.csv. No image of the test is used. Samples of classes that a model does not
 know are unfamiliar: heads on features of CIFAR100-LT and of Caltech101-LT were trained without some classes; of
@@ -26,14 +27,24 @@ then the AUROC is that of the false-alarm rate from which a sample is unfamiliar
 of thresholds in which each class of a region counts equally, as they were before. The class that a sample looks like is
 the most probable one of the raw scores, which carry a uniform prior. Rows `by region, natural prior` are by the class
 that is most probable for the prior of the training data, as regions of heads were before.
+
+simulate: writes results/unfamiliar-simulated.csv: which share of a new class is found at a false-alarm rate, and the
+false alarms of test samples in the proportions of the training data, by region of the true class (classes counting
+equally), and of samples of the tail that look like it. The new class is near a rare class or a frequent one, in one of
+the groups of classes (any), or far from all; of digits, each is left out in turn. Score: the default now and before.
+Thresholds: the default now (`own`); by all held-out samples that look like a region, as before; and one for all. Rows
+of the part `choice` were looked at when scores and thresholds were chosen, those of `confirmation` were not.
 """
 
 import argparse
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -47,8 +58,9 @@ import rfdlc
 from recording import in_parallel, write
 from rfdlc.data.longtail import hold_out_indices, profile_counts, subset
 from rfdlc.decide.scores import softmax
-from rfdlc.decide.unfamiliar import Unfamiliar, quantile
+from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, quantile
 from unfamiliar_scores import of_features, of_logits
+from unfamiliar_simulated import PLACES, digits, gaussians, texts
 
 Array = NDArray[Any]
 Parts = dict[str, Array]
@@ -56,6 +68,24 @@ WEIGHTED, NATURAL = "by region, classes equal", "by region, natural prior"
 RATE, SURPRISING = 0.05, 0.5  # of false alarms; standard deviations of the energy that the entropy leaves
 COLUMNS = ("model", "seed", "score", "thresholds", "other", "auroc", "false_alarms", "head", "tail", "tail_over_head")
 CHOICE = ("score", "input", "family", "auroc", "deviation", "tasks")
+SIMULATION = (
+    "part", "data", "new", "familiarity", "score", "thresholds", "rate", "auroc", "found", "false_alarms", "head",
+    "tail", "tail_seen_as_tail", "tasks", "kinds",
+)  # fmt: skip
+RATES = (0.02, 0.05)
+FEATURES = {"preset": "features", "familiarity": True}
+# name: data by place (or digit) and seed, settings, seeds of the choice, seeds of the confirmation
+WORLDS: dict[str, tuple[Callable[[Any, int], Any], dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
+    "Gaussian features": (lambda new, seed: gaussians(new, seed, 25, 128, 800, 1.0), FEATURES, (0,), (1,)),
+    "text embeddings": (texts, FEATURES, (0,), (1,)),
+    "digits": (digits, FEATURES, (0,), (1,)),
+    "digits, random features": (lambda new, seed: digits(new, seed, True), FEATURES, (), (0,)),
+    "table, MLP": (
+        lambda new, seed: gaussians(new, seed, 12, 20, 500, 1.3),
+        {"preset": "table", "backbone": "mlp", "familiarity": True}, (0,), (1,),
+    ),
+    "table, mixture": (lambda new, seed: gaussians(new, seed, 6, 8, 150, 1.5), {"preset": "table"}, (), (0,)),
+}  # fmt: skip
 PACKAGES = ("rfdlc", "numpy", "torch", "scikit-learn")
 SUPERCLASS = np.array(  # of the classes of CIFAR-100 in alphabetical order
     [4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10,
@@ -361,12 +391,90 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 yield {"seed": "deviation of it", **named, "auroc": f"{apart.std(ddof=1):.4f}"}
 
 
+# --- simulation -----------------------------------------------------------------------------------------------------
+
+
+def one_limit(values: Array, rate: float) -> float:
+    return quantile(values, np.ones(len(values)), min(1.0, (1 - rate) * (1 + 1 / len(values))))
+
+
+def limits_before(values: Array, likeliest: Array, classes: rfdlc.Classes, rate: float) -> Array:
+    """Thresholds by class: of all held-out samples that look like a region, or of all, where these are few."""
+    found = np.full(len(classes), one_limit(values, rate))
+    for members in classes.thirds.values():
+        own = values[np.isin(likeliest, members)]
+        found[members] = one_limit(own, rate) if len(own) >= max(20, 1 / rate) else found[members]
+    return found
+
+
+def simulated(part: str, world: str, new: Any, seed: int) -> list[tuple[tuple[Any, ...], str, list[float]]]:
+    """What identifies a row, the kind of score, and values, of a model that was trained without the new class."""
+    warnings.simplefilter("ignore")
+    make, settings, *_ = WORLDS[world]
+    x, y, test_x, test_y, new_x = (each.astype(int if each.ndim == 1 else np.float32) for each in make(new, seed))
+    with TemporaryDirectory() as folder:
+        model = rfdlc.train(rfdlc.load((x, y), test_fraction=0), out=f"{folder}/run", seed=seed, **settings)
+        held = rfdlc.Predictions.load(Path(folder) / "run" / "held-out.npz")
+    sides, classes, rows = (held, model.predict(test_x), model.predict(new_x)), model.classes, []
+    weights = np.asarray(classes.counts)[test_y] / np.bincount(test_y)[test_y]
+    truth, both = np.repeat([0, 1], [len(test_y), len(new_x)]), np.append(weights / weights.mean(), np.ones(len(new_x)))
+    decider = model.decider.replace(utility=rfdlc.Utility.one_hot(classes).with_abstain(0), target_prior="uniform")
+    likeliest = [np.asarray(decider.probabilities(each)).argmax(axis=1) for each in sides]
+    head, tail = (np.isin(test_y, classes.thirds[region]) for region in ("head", "tail"))
+    for familiarity in ("no", "yes") if held.unfamiliarity is not None else ("no",):
+        scores = [each.scores for each in sides]
+        scores = scores if familiarity == "yes" else [replace(each, unfamiliarity=None) for each in scores]
+        before = "energy + entropy" if familiarity == "no" else "given + energy + entropy"
+        before = before if "mixture" not in world else "entropy"  # of log-probabilities
+        for (score, kind), rate in product({"now": "auto", "before": before}.items(), RATES):
+            fitted = fitted_unfamiliar(decider, scores[0], np.asarray(held.targets), rate, kind)
+            values = [fitted.score(each) for each in scores]
+            limits = {
+                "own": fitted.limits(classes),
+                "before": limits_before(values[0], likeliest[0], classes, rate),
+                "one": np.full(len(classes), one_limit(values[0], rate)),
+            }
+            auroc = roc_auc_score(truth, np.concatenate(values[1:]), sample_weight=both)
+            for name, limit in limits.items():
+                alarms, found = (values[side] > limit[likeliest[side]] for side in (1, 2))
+                shares = [found.mean(), np.average(alarms, weights=weights), alarms[head].mean(), alarms[tail].mean()]
+                shares.append(alarms[tail & np.isin(likeliest[1], classes.thirds["tail"])].mean())
+                place = new if isinstance(new, str) else "each in turn"
+                rows.append(((part, world, place, familiarity, score, name, rate), fitted.kind, [auroc, *shares]))
+    return rows
+
+
+def simulated_rows(workers: int) -> Iterator[dict[str, Any]]:
+    """Means over tasks, also over all kinds of data of a part, which count equally."""
+    tasks = [
+        (part, world, new, seed)
+        for world, (make, _, *seeds) in WORLDS.items()
+        for part, own in zip(("choice", "confirmation"), seeds, strict=True)
+        for seed in own
+        for new in (range(10) if "digits" in world else PLACES)
+    ]
+    found = defaultdict[tuple[Any, ...], list[tuple[str, list[float]]]](list)
+    for key, kind, values in (row for rows in in_parallel(simulated, tasks, workers) for row in rows):
+        found[key].append((kind, values))
+    means = {key: np.mean([values for _, values in own], axis=0) for key, own in found.items()}
+    worlds = defaultdict[tuple[Any, ...], dict[str, list[Array]]](lambda: defaultdict(list))
+    for (part, world, _, *rest), values in means.items():
+        worlds[part, "mean", "", *rest][world].append(values)
+    for key, each in worlds.items():
+        means[key] = np.mean([np.mean(values, axis=0) for values in each.values()], axis=0)
+    for key, values in sorted(means.items(), key=lambda each: (each[0][1] == "mean", each[0])):
+        written = [f"{value:.4f}" for value in values]
+        counts = (len(found[key]), "; ".join(sorted({kind for kind, _ in found[key]}))) if key in found else ("", "")
+        yield dict(zip(SIMULATION, (*key, *written, *counts), strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
-    for name in ("choose", "test"):
+    for name in ("choose", "test", "simulate"):
         part = parts.add_parser(name)
-        part.add_argument("folder", type=Path)
+        if name != "simulate":
+            part.add_argument("folder", type=Path)
         part.add_argument("--workers", type=int, default=1)
         part.add_argument("--commit", default="", help="where there is no git")
         part.add_argument("--name", help="of the CSV file, if not that of all models")
@@ -379,9 +487,12 @@ def main() -> None:
             options.commit,
             CHOICE,
         )
+    elif options.part == "simulate":
+        rows = simulated_rows(options.workers)
+        write(options.name or "unfamiliar-simulated", rows, PACKAGES, options.commit, SIMULATION)
     else:
-        rows = [row for file in sorted(options.folder.glob("*/none-*.npz")) for row in test_rows(file)]
-        write(options.name or "unfamiliar", summary(rows), PACKAGES, options.commit, COLUMNS)
+        tested = [row for file in sorted(options.folder.glob("*/none-*.npz")) for row in test_rows(file)]
+        write(options.name or "unfamiliar", summary(tested), PACKAGES, options.commit, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 from rfdlc.decide.scores import Scores, log_softmax
@@ -142,23 +143,69 @@ def test_a_given_score_weighs_as_much_as_all_other_terms(world):
     assert decider.unfamiliar.score(held.scores) == pytest.approx(total)
 
 
-def test_rare_classes_that_look_frequent_do_not_raise_the_threshold_of_the_head():
-    """Half of the tail is mistaken for head classes, with higher scores."""
+def mistaken(counts, rng):
+    """Two classes per region; half of the tail and a tenth of the head look like each other, with higher scores."""
+    y = np.repeat(np.arange(6), counts)
+    wrong = rng.random(len(y)) < np.array([0.1, 0.1, 0, 0, 0.5, 0.5])[y]
+    return rng.normal(size=len(y)) + 3 * wrong, np.where(wrong, (y + 4) % 8, y), y
+
+
+def test_a_region_is_judged_by_its_own_samples():
+    """All regions have the same rate among samples that are seen as what they are, and all samples the promised one."""
     classes, rng = Classes.from_counts([1000, 1000, 20, 20, 20, 20]), np.random.default_rng(0)
+    shares = np.array([5000, 5000, 500, 500, 500, 500])
+    found = Unfamiliar.fit(*mistaken(shares, rng), classes, false_alarm=0.05)
+    values, likeliest, y = mistaken(10 * shares, rng)
+    alarms = found.above(values, likeliest, classes)
+    assert alarms.mean() == pytest.approx(0.05, abs=0.003)
+    own = [alarms[(y // 2 == region) & (likeliest // 2 == region)].mean() for region in range(3)]
+    assert max(own) < 0.01  # most alarms are samples that look like another region
+    assert found.above(rng.normal(3, 1, 1000), np.full(1000, 5), classes).mean() > 0.25  # of a new class
+    looks_rare = likeliest > 3
+    assert (rng.normal(3, 1, 1000) > np.quantile(values[looks_rare], 0.95)).mean() < 0.1  # by all that looks rare
+
+
+def test_thresholds_are_those_of_the_definition():
+    rng, n, rate = np.random.default_rng(0), 150, 0.07
+    classes = Classes.from_counts([90, 40, 20])
+    y, likeliest, values = rng.integers(0, 3, n), rng.integers(0, 3, n), rng.normal(size=n)
+    y[:50] = likeliest[:50]
+    found = Unfamiliar.fit(values, likeliest, y, classes, false_alarm=rate)
+
+    def share(region, value):
+        """Of the own samples of a region, and of all, which count as 20 samples, that are not above a value."""
+        own = [v for v, a, b in zip(values, likeliest, y, strict=True) if a == b == region]
+        return (sum(v <= value for v in own) + 20 * np.mean(values <= value)) / (len(own) + 20)
+
+    shares = sorted(share(region, value) for region, value in zip(likeliest, values, strict=True))
+    level = shares[int(np.ceil((1 - rate) * (n + 1))) - 1]
+    for region, name in enumerate(("head", "med", "tail")):
+        expected = min(v for v in values if share(region, v) >= level - 1e-9)
+        assert found.thresholds[name] == expected
+
+
+def test_a_region_without_samples_has_the_threshold_of_all():
+    classes, values = Classes.from_counts([90, 40, 20]), np.random.default_rng(0).normal(size=99)
+    nobody = np.zeros(99, dtype=int)
+    found = Unfamiliar.fit(values, nobody, nobody, classes, false_alarm=0.1)
+    assert set(found.thresholds.values()) == {np.sort(values)[89]}
+
+
+@pytest.mark.parametrize("least", [1, 10])
+def test_rates_hold_with_few_samples_of_rare_classes(least):
+    classes, rng, rates = Classes.from_counts([1000, 100, 10]), np.random.default_rng(0), []
+    shares = np.array([100, 30, least])
 
     def drawn(counts):
-        y = np.repeat(np.arange(6), counts)
-        mistaken = (y > 3) & (rng.random(len(y)) < 0.5)
-        return rng.normal(size=len(y)) + 2 * mistaken, np.where(mistaken, y - 4, y), y
+        y = np.repeat(np.arange(3), counts)
+        seen = np.where(rng.random(len(y)) < 0.2, rng.integers(0, 3, len(y)), y)
+        return rng.normal(size=len(y)) + (seen != y) + 0.5 * y, seen, y
 
-    held = drawn([5000, 5000, 200, 200, 200, 200])
-    found = Unfamiliar.fit(*held, classes, false_alarm=0.05)
-    looks_like_head = np.sort(held[0][held[1] < 2])
-    place = int(np.ceil(0.95 * (len(looks_like_head) + 1)))  # the smallest that keeps the rate with one more sample
-    assert found.thresholds["head"] == looks_like_head[place - 1]
-    values, likeliest, y = drawn([20_000] * 6)
-    alarms = found.above(values, likeliest, classes)
-    assert alarms[y < 2].mean() == pytest.approx(0.043, abs=0.005)  # 0.011 if classes counted equally
+    for _ in range(300):
+        found = Unfamiliar.fit(*drawn(shares), classes, false_alarm=0.05)
+        values, seen, _ = drawn(10 * shares)
+        rates.append(found.above(values, seen, classes).mean())
+    assert np.mean(rates) == pytest.approx(0.05, abs=0.006)
 
 
 def test_new_samples_exceed_the_threshold_as_often_as_promised():
@@ -186,6 +233,27 @@ def test_what_cannot_be_fitted_is_named(world):
         decider.fit_unfamiliar(np.full((len(y), 6), 1 / 6), y, score="energy", logits=False)
     with pytest.raises(InputError, match=r"shape \(3, 2\) for 2 targets"):
         FeatureDistance.fit(np.zeros((3, 2)), [0, 1])
+
+
+def test_the_energy_counts_where_it_tells_classes_that_are_left_out(world):
+    """Adding a number to the logits of each sample leaves its entropy, and makes its energy anything."""
+    x, y = world["held"]
+    decider, z = Decider(Utility.one_hot(CLASSES).with_abstain(0)), logits_of(x)
+    doubtful = predictive_entropy(Scores(z[None], True))[:, None]
+    for shift, expected in ((-5 * doubtful, "energy + entropy"), (50 * doubtful, "entropy")):
+        assert decider.fit_unfamiliar(z + shift, y).unfamiliar.kind == expected
+        held = Predictions(logits=z + shift, targets=y, unfamiliarity=np.arange(len(y)), classes=CLASSES)
+        assert decider.fit_unfamiliar(held).unfamiliar.kind == f"given + {expected}"
+        gains = []
+        for left in range(6):
+            others, new = np.delete(z + shift, left, axis=1), y == left
+            terms = [term(Scores(others[None], True)) for term in (energy, predictive_entropy)]
+            weights = 1 / np.array(COUNTS)[y[~new]]
+            centred = [term[~new] - np.average(term[~new], weights=weights) for term in terms]
+            scales = [np.sqrt(np.average(each**2, weights=weights)) for each in centred]
+            both = terms[0] / scales[0] + terms[1] / scales[1]
+            gains.append(roc_auc_score(new, both) - roc_auc_score(new, terms[1]))
+        assert (np.mean(gains) >= 0) == (expected == "energy + entropy")
 
 
 def test_scores_without_an_energy_are_judged_by_their_entropy(world):

@@ -45,7 +45,7 @@ BUDGET = "Share that is handed over: `5%`, `30/600`, or by action: `total=10%,ra
 BUDGET += "`decide` of one file; elsewhere on average, by prices of held-out data. "
 BUDGET += "Needs held-out data, but not for a table of `rfdlc predict`."
 ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs held-out data. "
-ALARM += "Found by entropy; of logits, by their energy, too; of runs with familiarity=true, by features, too."
+ALARM += "Found by entropy; by the energy of logits where it helps; of runs with familiarity=true, by features, too."
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
 COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9 (or 90%)."
 SET_SIZE = "Largest size of a set: the most probable classes are kept. Then no coverage is promised."

@@ -2,7 +2,7 @@
 
 A score (larger is less familiar) from logits or probabilities (`energy`, `predictive_entropy`), from features
 (`FeatureDistance`), or the sum of two, and thresholds with a stated false-alarm rate on held-out samples, the same for
-samples that look like head and like tail classes.
+samples that are seen as what they are in head and tail.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.budgets import kept_to
 from rfdlc.decide.classes import Classes, Indices, as_array
+from rfdlc.decide.metrics import roc_area
 from rfdlc.decide.rules import UNFAMILIAR, largest
 from rfdlc.decide.scores import Floats, Scores
 from rfdlc.decide.uncertainty import entropy, particle_probabilities
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 EVERYWHERE = "all"  # the region of all classes where training counts are not known
 SHRINKAGE = 0.25  # of covariances to a multiple of the identity: chosen on left-out classes, docs/deferral.md
-LEAST = 20  # held-out samples behind the threshold of a region
+SHARED = 20  # what all held-out samples together count in every region, as samples
+LEFT_OUT, LOOKED_AT = 20, 5_000  # classes and held-out samples by which it is decided whether the energy counts
 NORMALISED = 1e-3  # below it, energies are what rounding leaves of 0
 AUTO = "auto"
 
@@ -64,9 +66,12 @@ class Unfamiliar:
         cls, score: ArrayLike, likeliest: Indices, targets: Indices, classes: Classes, *, false_alarm: float = 0.05,
         kind: str = "energy", scales: Mapping[str, float] | None = None,
     ) -> "Unfamiliar":  # fmt: skip
-        """From held-out scores (N,), most probable classes and true classes; samples of a region count equally.
+        """From held-out scores (N,), most probable classes and true classes.
 
-        If classes did, rare ones that are mistaken for frequent ones would raise the threshold of the head.
+        The threshold of a region is exceeded by the same share of each region's own samples: those of its classes that
+        look like them. The share is such that all samples exceed theirs at the rate. Samples of other regions do not
+        count: rare ones that are mistaken for frequent ones would raise the threshold of the head, and frequent ones
+        that look rare, which are the doubtful ones, that of the tail. New classes would hide below it.
 
         Raises
         ------
@@ -77,16 +82,17 @@ class Unfamiliar:
         values, needed = np.asarray(score, dtype=np.float64), int(np.ceil(1 / false_alarm))
         few = f"{len(values)} held-out samples cannot show a false-alarm rate of {false_alarm:g}"
         expect(len(values) >= needed, f"{few}: expected at least {needed}, or a higher rate")
-        everywhere = _promised(values, false_alarm)
-        places, thresholds = _regions(classes), {}
-        for name, members in places.items():
-            rows = np.isin(likeliest, members)
-            enough = rows.sum() >= max(LEAST, needed)
-            thresholds[name] = _promised(values[rows], false_alarm) if enough else everywhere
+        places, shares, order = _regions(classes), np.empty(len(values)), np.argsort(values, kind="stable")
+        seen, true = ({name: np.isin(each, own) for name, own in places.items()} for each in (likeliest, targets))
+        counted = {name: (seen[name] & true[name]) + SHARED / len(values) for name in places}
+        for name, weights in counted.items():  # the share of a region's weight that is not above each sample
+            last = np.searchsorted(values[order], values[seen[name]], side="right") - 1
+            shares[seen[name]] = (np.cumsum(weights[order]) / weights.sum())[last]
+        level = _promised(shares, false_alarm)
+        thresholds = {name: quantile(values, weights, level) for name, weights in counted.items()}
         found = cls(false_alarm, thresholds, {}, kind, dict(scales or {}))
         above, weights = found.above(values, likeliest, classes), 1 / np.bincount(targets)[targets]
-        inside = {name: np.isin(targets, members) for name, members in places.items()}
-        each = {name: np.average(above[own], weights=weights[own]) for name, own in inside.items() if own.any()}
+        each = {name: np.average(above[own], weights=weights[own]) for name, own in true.items() if own.any()}
         return replace(found, rates={name: float(rate) for name, rate in each.items()})
 
     def above(self, score: Floats, likeliest: Indices, classes: Classes) -> NDArray[np.bool_]:
@@ -194,7 +200,7 @@ def fitted_unfamiliar(
     """Thresholds on held-out samples of a kind of score, by default of what the scores allow."""
     handing = decider.utility.decided_class < 0
     expect(handing.any(), "unfamiliar samples are handed over, but every action decides for a class: add one (abstain)")
-    names = (_usual(scores) if kind == AUTO else kind).split(PLUS)
+    names = (_usual(scores, targets) if kind == AUTO else kind).split(PLUS)
     allowed = f"expected {AUTO}, or one or a sum of {', '.join(TERMS)}, such as 'energy + entropy'"
     expect(set(names) <= set(TERMS) and len({*names}) == len(names), f"score {kind!r} is not known: {allowed}")
     weights = 1 / np.bincount(targets)[targets]  # tails have few samples and count as much
@@ -208,12 +214,32 @@ def fitted_unfamiliar(
     return Unfamiliar.fit(found.score(scores), likeliest, targets, decider.utility.classes, **options)
 
 
-def _usual(scores: Scores) -> str:
+def _usual(scores: Scores, targets: Indices) -> str:
     """The kind that was chosen for such scores; log-probabilities, as of models of tables, have no energy."""
     energetic = scores.logits and float(np.abs(energy(scores)).max(initial=0)) > NORMALISED
+    if energetic and not _energy_helps(scores, targets):
+        return "entropy" if scores.unfamiliarity is None else "given + entropy"
     if scores.unfamiliarity is None:
         return "energy + entropy" if energetic else "entropy"
     return "given + energy + entropy" if energetic else GIVEN
+
+
+def _energy_helps(scores: Scores, targets: Indices) -> bool:
+    """Whether, with the energy, the entropy is better at telling samples of a class whose logits are left out.
+
+    The energy of cosine heads, and of logits that correct for the class prior, may be lowest between all classes.
+    """
+    rows = np.linspace(0, len(scores) - 1, min(len(scores), LOOKED_AT)).astype(int)
+    values, y = scores.values[:, rows], targets[rows]
+    present, weights, gains = np.unique(y), 1 / np.bincount(y)[y], []
+    if len(present) < 3:
+        return True
+    for left in present[np.linspace(0, len(present) - 1, min(len(present), LEFT_OUT)).astype(int)]:
+        others, new = Scores(np.delete(values, left, axis=2), True), y == left
+        terms = [energy(others), predictive_entropy(others)]
+        both = np.sum([term / deviation(term[~new], weights[~new]) for term in terms], axis=0)
+        gains.append(roc_area(new, both).value - roc_area(new, terms[1]).value)
+    return float(np.mean(gains)) >= 0
 
 
 def deviation(values: Floats, weights: Floats) -> float:
