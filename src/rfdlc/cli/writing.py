@@ -9,10 +9,11 @@ from typing import Any
 from rfdlc.errors import expect, printable
 
 SHOWN = 25  # rows of a table that may have many
-COLUMNS = {"mean_utility": "mean utility", "accuracy": "accuracy", "ece": "ECE", "recall": "recall"}
-COLUMNS |= {"precision": "precision", "specificity": "specificity", "auroc": "AUROC"}
+COLUMNS = {"mean_cost": "mean cost", "mean_utility": "mean utility", "accuracy": "accuracy", "ece": "ECE"}
+COLUMNS |= {"recall": "recall", "precision": "precision", "specificity": "specificity", "auroc": "AUROC"}
 COLUMNS |= {"predicted_share": "predicted", "observed_share": "observed", "abstention_rate": "handed over"}
-SPANNED = ("mean_utility", "accuracy", "recall", "precision")  # shown with their intervals
+WORTH = ("mean_cost", "mean_utility")  # the first alone where both are known
+SPANNED = (*WORTH, "accuracy", "recall", "precision")  # shown with their intervals
 
 
 def check_other(out: Path | None, file: Path) -> None:
@@ -76,13 +77,14 @@ def part_table(kind: str, parts: Mapping[Any, Mapping[str, Any]], most: int = 30
     """Metrics of each part of the samples, as in JSON, by falling size; of many, the largest and the smallest."""
 
     def cell(row: Mapping[str, Any], key: str) -> str:
-        form = ("{:,.4f}" if key == "mean_utility" else "{:.2%}" if "share" in key else "{:.1%}").format
-        brief = form if key == "mean_utility" else "{:.0%}".format
+        form = ("{:,.4f}" if key in WORTH else "{:.2%}" if "share" in key else "{:.1%}").format
+        brief = form if key in WORTH else "{:.0%}".format
         bounds = " to ".join(map(brief, row["intervals"].get(key, ()) if key in SPANNED else ())).replace("%", "")
         return "" if row[key] is None else form(row[key]) + f" ({bounds})" * bool(bounds)
 
     rows = sorted((part for part in parts.items() if part[1]["samples"]), key=lambda part: -part[1]["samples"])
     keys = [key for key in COLUMNS if key in rows[0][1] and (key != "abstention_rate" or any(r[key] for _, r in rows))]
+    keys = [key for key in keys if key != WORTH[1] or WORTH[0] not in keys]
     rows = rows if len(rows) <= most else rows[: most // 2] + rows[-most // 2 :]
     size, left = "samples" + " (groups)" * bool(rows[0][1].get("groups")), len(parts) - len(rows)
     table = new_table(kind, size, *map(COLUMNS.__getitem__, keys), caption=f"{left:,} more: --json" if left else None)
