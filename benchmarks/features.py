@@ -319,7 +319,7 @@ def _source(source: str, seed: int) -> Dataset:
 
 
 def calibrate(options: argparse.Namespace, pool: Any) -> Iterator[dict[str, Any]]:
-    sources = [*options.files, *(kind for kind in kinds(0) if kind != "1,500 classes")]  # fewer samples than folds
+    sources = [*options.files, *(kind for kind in kinds(0) if kind != "1,500 classes")]  # the largest by far
     jobs = [[pool.submit(by_calibrator, source, seed) for seed in options.seeds] for source in sources]
     for source, own in zip(sources, jobs, strict=True):
         data, results = _source(source, 0), [job.result() for job in own]
