@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -251,6 +252,31 @@ def test_costs_and_abstain(run, folder):
     table = json.loads(run("decide", "test.csv", "--costs", "costs.csv", "--abstain", "-0.5", "--json")[1])
     assert table["actions"]["abstain"] > 0
     assert table["mean_expected_utility"] < 0
+
+
+def test_costs_are_shown_as_costs(run, folder):
+    (folder / "costs.csv").write_text("true,cat,dog,newt\ncat,0,1,1\ndog,2,0,1\nnewt,9,2,0\n")
+    given, other = ("test.csv", "--costs", "costs.csv"), ("test.csv", "-u", "U.csv")
+    decided = json.loads(run("decide", *given, "--json")[1])
+    assert decided["mean_expected_cost"] == -decided["mean_expected_utility"] > 0
+    assert f"Mean expected cost {decided['mean_expected_cost']:.3g}"[:21] in run("decide", *given)[1]
+    found = json.loads(run("evaluate", *given, "--json")[1])
+    assert found["mean_cost"] == -found["mean_utility"] > 0
+    assert found["intervals"]["mean_cost"] == [-end for end in found["intervals"]["mean_utility"][::-1]]
+    shown = run("evaluate", *given)[1]
+    low, high = found["intervals"]["mean_cost"]
+    row = next(line for line in shown.splitlines() if "mean cost" in line)
+    assert re.findall(r"-?\d[\d.]*", row) == [f"{each:.4f}" for each in (found["mean_cost"], low, high)]
+    assert "mean utility" not in shown
+    pair = json.loads(run("compare", "test.csv", *given, "--json")[1])
+    assert pair["mean_cost"]["a"] == found["mean_cost"]
+    both = run("compare", "test.csv", *given)[1]
+    assert "mean cost" in both
+    assert "mean utility" not in both
+    assert "Mean cost: no difference can be told" in both
+    plain = [json.loads(run(*words, "--json")[1]) for words in (("evaluate", *other), ("compare", "test.csv", *other))]
+    assert not any("mean_cost" in each for each in plain)
+    assert "mean utility" in run("evaluate", *other)[1]
 
 
 def test_decisions_and_costs_without_class_names_are_no_input(run, folder):

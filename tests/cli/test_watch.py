@@ -7,6 +7,9 @@ import pytest
 
 import rfdlc
 from rfdlc import Classes, Decider, Predictions, Utility
+from rfdlc.decide.monitor import Decided
+from rfdlc.integrations.server.backend import Answer
+from rfdlc.integrations.server.decision_log import DecisionLog
 
 MIX = np.array([0.8, 0.15, 0.05])
 CLASSES = Classes.from_counts([8000, 1500, 500], ["common", "<seldom>", "rare"])
@@ -96,3 +99,41 @@ def test_a_table_that_predict_wrote_needs_raw_probabilities(place, run, fitted, 
     told = " ".join(told.split())
     assert "calibrated and corrected already, and the decider would do so again: write raw ones (rfdlc predict" in told
     assert "--calibrate" not in told
+
+
+def labelled_log(folder, samples, mix):
+    """A log of decisions for the prior MIX, each with the label of a sample that has the prior `mix`."""
+    decider = Decider(Utility.one_hot(CLASSES), calibration=None, train_prior="train", target_prior="train")
+    z, y = model(np.random.default_rng(7), samples, mix)
+    log = DecisionLog(folder)
+    log.add(Answer.of(decider, np.asarray(decider.probabilities(z, logits=True)), np.zeros(samples)))
+    log.close()
+    ids = Predictions.load(folder).ids.tolist()
+    lines = [json.dumps({"id": name, "label": CLASSES.names[c]}) for name, c in zip(ids, y, strict=True)]
+    (folder / "feedback.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return decider
+
+
+def test_recalibrate_writes_what_pays_and_nothing_else(tmp_path, run):
+    live = tmp_path / "live.json"
+    live.write_text("as it was")
+    labelled_log(tmp_path / "same", 300, MIX)
+    code, shown, _ = run("recalibrate", tmp_path / "same", "-o", live)
+    assert code == 0  # a nightly job has nothing to do
+    assert f"Not written, {live} is as before" in " ".join(shown.split())
+    found = json.loads(run("recalibrate", tmp_path / "same", "-o", live, "--json")[1])
+    assert not found["written"]
+    assert found["options"][found["kind"]]["interval"][0] <= 0
+    assert live.read_text() == "as it was"
+    forced = json.loads(run("recalibrate", tmp_path / "same", "-o", live, "--force", "--json")[1])
+    assert forced["written"]
+    assert Decider.load(live).utility.classes.names == CLASSES.names
+
+    mix = [0.1, 0.2, 0.7]
+    served = labelled_log(tmp_path / "moved", 3000, mix)
+    moved = json.loads(run("recalibrate", tmp_path / "moved", "-o", live, "--json")[1])
+    assert moved["written"]
+    assert moved["options"][moved["kind"]]["pays"]
+    z, y = model(np.random.default_rng(8), 20_000, mix)  # others of the same kind: it does pay
+    right = [np.mean(Decided.of(each, z, logits=True).actions == y) for each in (served, Decider.load(live))]
+    assert right[1] - right[0] == pytest.approx(moved["options"][moved["kind"]]["gain"], abs=0.03)

@@ -185,3 +185,19 @@ def test_differences_of_shares_are_within_one(samples):
         shares = [d for d in rfdlc.compare(a, b, bootstrap=20).differences if METRICS[d.name.split(".")[0]].unit == "%"]
         assert shares
         assert all(-1 <= d.low <= d.difference <= d.high <= 1 for d in shares)
+
+
+def test_costs_are_utilities_with_their_sign_changed():
+    costs = rfdlc.Utility.from_costs([[0, 1, 1], [2, 0, 1], [9, 2, 0]], NAMES)
+    assert costs.has_costs
+    assert not rfdlc.Utility.one_hot(NAMES).has_costs
+    assert not rfdlc.Utility(np.zeros((3, 3)), NAMES).has_costs
+    assert not costs.with_abstain(0.5).has_costs  # a gain
+    assert costs.with_abstain(-0.5).has_costs
+    plain = Difference("mean_utility", "mean utility", -3.0, -1.0, 2.0, 0.5, 3.5, 0.01)
+    cost = plain.as_cost
+    assert (cost.label, cost.a, cost.b, cost.difference, cost.low, cost.high) == ("mean cost", 3, 1, -2, -3.5, -0.5)
+    found = Comparison(("A", "B"), 9, (1, 1), (plain,), has_costs=True)
+    assert found.verdict == "Mean cost: B is better than A by 2.0000 (difference -3.5000 to -0.5000)."
+    assert found.rows()[0][:5] == ("mean cost (the question)", "3.0000", "1.0000", "-2.0000", "-3.5000 to -0.5000")
+    assert found.to_dict()["mean_cost"]["b"] == 1

@@ -87,6 +87,7 @@ def decide(
     if json:
         summary: dict[str, Any] = {"samples": len(found), "actions": dict(zip(found.actions, counts, strict=True))}
         summary |= {"mean_expected_utility": value, "changed_from_argmax": changed, **_summary(decider, predictions)}
+        summary |= {"mean_expected_cost": 0.0 - value} if decider.utility.has_costs else {}
         summary |= {"budget": None if decider.budget is None else decider.budget.to_dict()}
         summary |= {} if found.sets is None else {"sets": _set_summary(decider, found.sets.sum(axis=1))}
         summary["out"] = None if out is None else str(out)
@@ -95,7 +96,9 @@ def decide(
             summary["decisions"] = [dict(zip(columns, row, strict=True)) for row in rows]
         output(True, summary)
         return
-    lines = [f"Mean expected utility {readable(value)}; {changed:,} of {len(found):,} differ from arg max."]
+    costs = decider.utility.has_costs
+    mean = f"Mean expected cost {readable(0.0 - value)}" if costs else f"Mean expected utility {readable(value)}"
+    lines = [f"{mean}; {changed:,} of {len(found):,} differ from arg max."]
     lines += _calibrated(decider, predictions)
     lines += _handed_over(decider, found, "these" if request.budget and predictions.scores.corrected else "held-out")
     lines += [] if found.sets is None else [_set_line(decider, found.sets.sum(axis=1))]
@@ -156,8 +159,9 @@ def evaluate(
     hint = "For head, tail and false head rate give training counts: --classes RUN (a run folder) or counts.csv"
     lines = [result.promise, *_calibrated(decider, predictions)]
     if gain is not None:
-        shown = f"{readable(gain.difference)} ({readable(gain.low)} to {readable(gain.high)})"
-        lines.insert(0, f"Mean utility {readable(gain.b)}; arg max would have {readable(gain.a)}: a gain of {shown}.")
+        shown, what = (gain.as_cost, "cost") if decider.utility.has_costs else (gain, "utility")
+        more = f"a gain of {readable(gain.difference)} ({readable(gain.low)} to {readable(gain.high)})"
+        lines.insert(0, f"Mean {what} {readable(shown.b)}; arg max would have {readable(shown.a)}: {more}.")
     lines += [] if result.accuracy_by_region else [hint]
     output(False, {}, result, *tables, *lines)
     if warning := decider.prior_warning(decider.read_labelled(predictions, None)[1]):

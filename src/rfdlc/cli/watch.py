@@ -17,6 +17,7 @@ TRAFFIC = "Samples per month, for the rate of false alarms; by default as the ti
 ALARMED = 3  # the exit code: 1 is a program that failed, 2 wrong input
 DECIDER = "Decider of predictions (file or run); or which one of a log (by default its last): `LOG/deciders/V.json`."
 KIND = "`prior`, `calibration` or `both`; by default what gains most."
+FORCE = "Write the decider although it is not shown to pay."
 
 
 def watch(
@@ -54,9 +55,13 @@ def recalibrate(
     out: Annotated[Path, Option("--out", "-o", help="The decider to write (JSON); a server takes it up.")],
     kind: Annotated[str | None, Option("--kind", help=KIND)] = None,
     decider: Annotated[Path | None, Option(help="Of which decisions; by default the last of the log.")] = None,
+    force: Annotated[bool, Option("--force", help=FORCE)] = False,
     json: JsonOption = False,
 ) -> None:
     """Calibrate a decider again, or change its prior, from logged decisions and labels sent to POST /feedback.
+
+    The file is written if the 95% interval of the gain is above 0, and with `--force`. If not, it stays as it is and
+    the exit code is 0: more labels may show a gain. `--json` has `written`.
 
     **Examples**
 
@@ -69,15 +74,19 @@ def recalibrate(
     check_writable(out, endings=(".json",))
     if kind is not None:
         choose("kind", kind, ("prior", "calibration", "both"))
-    chosen, found, realised = rfdlc.recalibrate(source, out, kind=kind, decider=decider)
+    chosen, found, realised = rfdlc.recalibrate(source, out, kind=kind, decider=decider, force=force)
     version = decider_version(chosen.decider)
     each = {o.name: {"gain": o.gain, "interval": o.interval, "pays": o.pays} for o in found}
-    advice = "the interval is above 0: it pays" if chosen.pays else "not shown to pay yet: the interval contains 0"
+    written = chosen.pays or force
+    advice = "the interval is above 0: it pays" if chosen.pays else "not shown to pay yet: the interval is not above 0"
+    done = f"Written to {out} ({chosen.name}, decider {version}); {advice}."
+    left = f"Not written, {out} is as before: {chosen.name} is {advice}. Send more labels, or write it with --force."
     table = {"out": str(out), "decider": version, "kind": chosen.name, "labels": realised.labelled, "options": each}
     lines = [
         f"{counted(realised.labelled, 'label')}: realised utility {readable(realised.utility)} ({realised.ends}), "
         f"promised {readable(realised.promised)}.",
         *(f"{o.name}: {readable(o.gain)} per sample ({' to '.join(map(readable, o.interval))})" for o in found),
-        f"Written to {out} ({chosen.name}, decider {version}); {advice}.",
+        done if written else left,
     ]
-    output(json, table | {"realised_utility": realised.utility, "interval": realised.interval}, *lines)
+    table |= {"written": written, "realised_utility": realised.utility, "interval": realised.interval}
+    output(json, table, *lines)

@@ -9,11 +9,12 @@ from typing import Any
 from rfdlc.errors import expect, printable
 
 SHOWN = 25  # rows of a table that may have many
-COLUMNS = {"mean_utility": "mean utility", "accuracy": "accuracy", "ece": "ECE", "recall": "recall"}
-COLUMNS |= {"precision": "precision", "specificity": "specificity", "auroc": "AUROC"}
+COLUMNS = {"mean_cost": "mean cost", "mean_utility": "mean utility", "accuracy": "accuracy", "ece": "ECE"}
+COLUMNS |= {"recall": "recall", "precision": "precision", "specificity": "specificity", "auroc": "AUROC"}
 COLUMNS |= {"predicted_share": "predicted", "observed_share": "observed", "abstention_rate": "handed over"}
 END_ROWS = 15  # of a table of many parts, at either end
-SPANNED = ("mean_utility", "accuracy", "recall", "precision")  # shown with their intervals
+WORTH = ("mean_cost", "mean_utility")  # the first alone where both are known
+SPANNED = (*WORTH, "accuracy", "recall", "precision")  # shown with their intervals
 
 
 def check_other(out: Path | None, file: Path) -> None:
@@ -80,8 +81,8 @@ def part_table(kind: str, parts: Mapping[Any, Any]) -> Any:
     """
 
     def cell(row: Mapping[str, Any], key: str) -> str:
-        form = ("{:,.4f}" if key == "mean_utility" else "{:.2%}" if "share" in key else "{:.1%}").format
-        brief = form if key == "mean_utility" else "{:.0%}".format
+        form = ("{:,.4f}" if key in WORTH else "{:.2%}" if "share" in key else "{:.1%}").format
+        brief = form if key in WORTH else "{:.0%}".format
         bounds = " to ".join(map(brief, row["intervals"].get(key, ()) if key in SPANNED else ())).replace("%", "")
         return "" if row[key] is None else form(row[key]) + f" ({bounds})" * bool(bounds)
 
@@ -90,6 +91,7 @@ def part_table(kind: str, parts: Mapping[Any, Any]) -> Any:
     names = names if len(names) <= 2 * END_ROWS else names[:END_ROWS] + names[-END_ROWS:]
     rows = [(name, parts[name] if isinstance(parts[name], Mapping) else parts[name].to_dict()) for name in names]
     keys = [key for key in COLUMNS if key in rows[0][1] and (key != "abstention_rate" or any(r[key] for _, r in rows))]
+    keys = [key for key in keys if key != WORTH[1] or WORTH[0] not in keys]
     size, left = "samples" + " (groups)" * bool(rows[0][1].get("groups")), len(parts) - len(rows)
     table = new_table(kind, size, *map(COLUMNS.__getitem__, keys), caption=f"{left:,} more: --json" if left else None)
     for name, row in rows:

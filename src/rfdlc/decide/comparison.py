@@ -8,14 +8,14 @@ import numpy as np
 from scipy import special
 
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import ANSWERED, Evaluation, counted_samples, entries, rich_table
+from rfdlc.decide.evaluation import ANSWERED, COST, WORTH, Evaluation, counted_samples, entries, rich_table
 from rfdlc.decide.intervals import LEVEL, Array, Z, student
 from rfdlc.decide.metrics import METRICS, measure, readable
 from rfdlc.decide.outcomes import Outcomes, observe
 from rfdlc.errors import expect
 
 SIGNIFICANCE = 0.05
-QUESTION = "mean_utility"  # the one metric that is asked about in advance: its p needs no adjustment
+QUESTION = WORTH  # the one metric that is asked about in advance: its p needs no adjustment
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,12 @@ class Difference:
     low: float
     high: float
     p: float
+
+    @property
+    def as_cost(self) -> "Difference":
+        """The same of costs, which are utilities with their sign changed."""
+        a, b, difference, high, low = (0.0 - v for v in (self.a, self.b, self.difference, self.low, self.high))
+        return Difference(self.name, self.label.replace("utility", "cost"), a, b, difference, low, high, self.p)
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,17 @@ class Comparison:
     seeds: tuple[int, int]
     differences: tuple[Difference, ...]
     groups: int | None = None
+    has_costs: bool = False  # the utility of both sides is that of costs: tables show these
 
     def __getitem__(self, name: str) -> Difference:
         return next(found for found in self.differences if found.name == name)
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return asdict(self) | {"verdict": self.verdict}
+        table = asdict(self) | {"verdict": self.verdict}
+        for found in [each for each in self.differences if self.has_costs and each.name == QUESTION]:
+            table[COST] = asdict(found.as_cost) | {"name": COST}
+        return table
 
     @property
     def verdict(self) -> str:
@@ -60,18 +70,20 @@ class Comparison:
         found = next((each for each in self.differences if each.name == QUESTION), None)
         if found is None:
             return "Too few samples to tell which one is better."
-        (a, b), (low, high) = self.names, (readable(found.low), readable(found.high))
+        shown, what = (found.as_cost, "cost") if self.has_costs else (found, "utility")
+        (a, b), (low, high) = self.names, (readable(shown.low), readable(shown.high))
         if found.low <= 0 <= found.high:
-            return f"Mean utility: no difference can be told ({b} minus {a}: {low} to {high})."
+            return f"Mean {what}: no difference can be told ({b} minus {a}: {low} to {high})."
         better, gain = ("better", found.difference) if found.low > 0 else ("worse", -found.difference)
-        return f"Mean utility: {b} is {better} than {a} by {readable(gain)} (difference {low} to {high})."
+        return f"Mean {what}: {b} is {better} than {a} by {readable(gain)} (difference {low} to {high})."
 
     def rows(self) -> list[tuple[str, ...]]:
         """(metric, a, b, difference, interval, p) as tables show them; * marks p below 0.05."""
         table: list[tuple[str, ...]] = []
         abstains = any(d.a or d.b for d in self.differences if d.name == "abstention_rate")
         for d in [d for d in self.differences if abstains or d.name not in ANSWERED]:
-            show = METRICS[d.name.partition(".")[0]].format
+            metric = METRICS[d.name.partition(".")[0]]
+            d, show = d.as_cost if self.has_costs and QUESTION in (d.name, metric.parent) else d, metric.format
             p = (f"{d.p:.3f}" if d.p >= 0.0005 else "< 0.001") + "*" * (d.p < SIGNIFICANCE)
             label = f"{d.label} (the question)" if d.name == QUESTION else d.label
             table.append((label, show(d.a), show(d.b), show(d.difference), f"{show(d.low)} to {show(d.high)}", p))
@@ -123,7 +135,8 @@ def compare_outcomes(
     adjusted = asked | dict(zip(distinct, _holm(np.array(list(distinct.values()))), strict=True))
     differences = tuple(replace(_possible(row), p=float(adjusted[_likeness(row)])) for row in rows)
     count = None if groups is None else len(np.unique(groups))
-    return Comparison(names, len(a[0]), (len(a), len(b)), differences, count)
+    has_costs = all(o.utility.has_costs for o in (*a, *b))
+    return Comparison(names, len(a[0]), (len(a), len(b)), differences, count, has_costs)
 
 
 def paired_difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] | None:

@@ -21,6 +21,7 @@ from rfdlc.errors import choose, expect, listing
 from rfdlc.progress import track
 
 COINCIDENCE = 0.01  # of the coarse scores of two sets of samples, some are equal
+WORTH, COST = "mean_utility", "mean_cost"  # the second where utilities are costs
 ANSWERED = ("abstention_rate", "kept_accuracy")
 MOST_PARTS = 12  # a metric with more parts is not listed in tables
 
@@ -133,6 +134,10 @@ class Evaluation:
         """Plain tables ready for JSON; a metric that is not defined is None."""
         named = {"samples": self.samples, **self.values, "uncertainty": self.uncertainty, "intervals": self.intervals}
         named |= {} if self.groups is None else {"groups": self.groups}
+        if self._has_costs:
+            ends = self.intervals.get(WORTH)
+            named |= {COST: 0.0 - self.values[WORTH]}
+            named["intervals"] = self.intervals | ({COST: (0.0 - ends[1], 0.0 - ends[0])} if ends else {})
         return dict(_plain(named | {"calibration_overlap": self.calibration_overlap}))
 
     def by(self, values: ArrayLike) -> "dict[Any, Evaluation]":
@@ -172,6 +177,10 @@ class Evaluation:
         return found
 
     @property
+    def _has_costs(self) -> bool:
+        return self.outcomes is not None and self.outcomes.utility.has_costs
+
+    @property
     def _samples(self) -> Any:
         expect(self.outcomes is not None, "an evaluation from sums keeps no samples: evaluate a file in memory")
         return self.outcomes
@@ -203,12 +212,17 @@ class Evaluation:
         return said + (f" In parts they are {' and '.join(off)} ({parts})." if off else "")
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(metric, value, interval) as tables show them, without metrics that are not defined."""
+        """(metric, value, interval) as tables show them, without metrics that are not defined; costs as such."""
         rows = []
         for entry in entries(self.values, most_parts=MOST_PARTS, shown=True):
             if not np.isnan(entry.value):
-                bounds = " to ".join(map(entry.metric.format, self.intervals.get(entry.name, ())))
-                rows.append(("  " * bool(entry.metric.parent) + entry.label, entry.metric.format(entry.value), bounds))
+                label, value = entry.label, entry.value
+                bounds: tuple[float, ...] = self.intervals.get(entry.name, ())
+                if self._has_costs and WORTH in (entry.name, entry.metric.parent):
+                    label, value = label.replace("utility", "cost"), 0.0 - value
+                    bounds = tuple(0.0 - end for end in reversed(bounds))
+                show = entry.metric.format
+                rows.append(("  " * bool(entry.metric.parent) + label, show(value), " to ".join(map(show, bounds))))
         return rows
 
     def __str__(self) -> str:

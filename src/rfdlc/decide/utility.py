@@ -249,6 +249,13 @@ class Utility:
         return differs
 
     @cached_property
+    def has_costs(self) -> bool:
+        """Whether these are costs with their sign changed: right decisions are worth 0, and nothing is worth more."""
+        own = self.class_action
+        right = (own >= 0).all() and not self.matrix[np.arange(len(own)), own].any()
+        return bool(right and self.matrix.max() <= 0 and self.matrix.any())
+
+    @cached_property
     def class_action(self) -> Indices:
         """The action that decides for each class, or -1 if there is none."""
         return _places(self.classes.names, self.actions)

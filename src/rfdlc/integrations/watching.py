@@ -270,12 +270,15 @@ def _from_labels(log: Log) -> tuple[feedback.Realised | None, list[feedback.Revi
 
 
 def recalibrate(
-    source: str | Path, out: str | Path, *, kind: str | None = None, decider: str | Path | Decider | None = None
-) -> tuple[feedback.Revision, list[feedback.Revision], feedback.Realised]:
+    source: str | Path, out: str | Path, *, kind: str | None = None, decider: str | Path | Decider | None = None,
+    force: bool = False,
+) -> tuple[feedback.Revision, list[feedback.Revision], feedback.Realised]:  # fmt: skip
     """Write a decider that is calibrated again from logged decisions and labels that came later; nothing is trained.
 
-    `kind` is "prior" (a new target prior), "calibration" or "both"; by default the one that gains most. `decider` is
-    the one whose decisions count, by default the last. Returns what was chosen, all of them, and the realised utility.
+    It is written if the interval of its gain is above 0 (`Revision.pays`), or with `force`: a server takes it up at
+    once. `kind` is "prior" (a new target prior), "calibration" or "both"; by default the one that gains most, of those
+    that pay if any does. `decider` is the one whose decisions count, by default the last. Returns what was chosen, all
+    of them, and the realised utility.
 
     Raises
     ------
@@ -290,15 +293,18 @@ def recalibrate(
     expect(found, f"{few}: expected at least {feedback.FEWEST} to learn from")
     chosen = [option for option in found if kind in (None, option.name)]
     expect(chosen, f"kind {kind!r} is unknown: expected prior, calibration or both")
+    assert realised is not None
+    best = next((option for option in chosen if option.pays), chosen[0])
+    if not (best.pays or force):
+        return best, found, realised
     from rfdlc.files import replacing
 
     if isinstance(log.decider.sets, PredictionSets):
         lost = "prediction sets were fitted to other probabilities and are left out"
         warnings.warn(f"{out}: {lost}: fit them again on held-out data (Decider.fit_sets)", stacklevel=2)
     with replacing(Path(out)) as beside:
-        chosen[0].decider.save(beside)
-    assert realised is not None
-    return chosen[0], found, realised
+        best.decider.save(beside)
+    return best, found, realised
 
 
 def stamp(seconds: float) -> str:

@@ -316,8 +316,10 @@ def test_wrong_input(three, named):
     X, y = three
     with pytest.raises(InputError, match="y has the class 'rarest' but the utility has no row"):
         RFDLCClassifier(Utility.one_hot(["common", "rare"]), **SMALL).fit(*named)
-    with pytest.raises(InputError, match="row for the class '3' but y has no sample"):
-        RFDLCClassifier(Utility.one_hot(4), **SMALL).fit(X, y)
+    with pytest.warns(UserWarning, match="y has no sample of '3', which the utility names"):
+        model = RFDLCClassifier(Utility.one_hot(4), **SMALL).fit(X, y)
+    assert (model.predict_proba(X).shape, list(model.actions_)) == ((len(X), 3), [0, 1, 2, 3])
+    np.testing.assert_array_equal(model.predict(X), RFDLCClassifier(**SMALL).fit(X, y).predict(X))
     with pytest.raises(ValueError, match=r"only one class: \[1\]"):
         RFDLCClassifier(**SMALL).fit(X[:3], [1, 1, 1])
     with pytest.raises(ValueError, match="too large for dtype"):

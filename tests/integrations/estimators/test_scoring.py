@@ -50,6 +50,7 @@ def test_numbers_and_classes_that_a_fold_lacks():
     with pytest.raises(InputError, match=r"utility has 3 rows but y has 2 classes \(0, 2\)"):
         score([0, 2], [0, 0], np.eye(3), [0, 2])
     assert score([0, 2], [0, 0], np.eye(3), labels=[0, 1, 2]) == 0.5
+    assert score(["a", "d"], ["a", "b"], "one-hot", ["a", "b"]) == 0.5  # d was not in the training part
     with pytest.raises(InputError, match="labels are 2, 0, 1: expected each once and sorted"):
         score([0, 2], [0, 0], np.eye(3), labels=[2, 0, 1])
 
@@ -72,6 +73,15 @@ def test_a_scorer_of_any_registered_metric():
     assert scored == pytest.approx(np.mean((decided.predict(X) == y) * (y + 1)))
     with pytest.raises(InputError, match=r"metric 'acuracy' is unknown.*did you mean 'accuracy'"):
         scoring.make_metric_scorer("acuracy")
+
+
+def test_a_class_that_the_estimator_never_saw_has_probability_0():
+    X, y = load_iris(return_X_y=True)
+    model = LogisticRegression(max_iter=500).fit(X[y > 0], y[y > 0])
+    p = np.column_stack([np.zeros(150), model.predict_proba(X)])
+    reference = np.mean(-np.log(np.maximum(p[np.arange(150), y], 1e-12)))
+    found = -scoring.make_metric_scorer("nll", utility=Utility.one_hot(3))(model, X, y)
+    assert found == pytest.approx(reference)
 
 
 def test_a_scorer_of_a_metric_by_frequency():

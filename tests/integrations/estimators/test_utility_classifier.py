@@ -1,6 +1,7 @@
 """UtilityClassifier: out-of-fold calibration, decisions, utilities, priors, and what it wraps."""
 
 import pickle
+import warnings
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from sklearn.svm import LinearSVC
 from rfdlc import Classes, Decider, InputError, Utility, UtilityClassifier, make_utility_scorer
 from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.sets import SetUtility
+from rfdlc.integrations.sklearn.scoring import make_metric_scorer
 
 COSTLY = [[1, 0, 0], [-2, 1, 0], [-8, -3, 1]]
 
@@ -298,12 +300,12 @@ def test_classes_that_only_one_side_has_are_named(named):
     X, y = named
     with pytest.raises(InputError, match="y has the class 'rarest' but the utility has no row for it"):
         UtilityClassifier(GaussianNB(), Utility.one_hot(["common", "rare"])).fit(X, y)
-    with pytest.raises(InputError, match="row for the class 'absent' but y has no sample of it"):
-        UtilityClassifier(GaussianNB(), Utility.one_hot(["common", "rare", "rarest", "absent"])).fit(X, y)
     with pytest.raises(InputError, match=r"'rarest' but .* did you mean 'rarets'"):
         UtilityClassifier(GaussianNB(), Utility.one_hot(["common", "rare", "rarets"])).fit(X, y)
     with pytest.raises(InputError, match=r"2 rows but y has 3 classes \(common, rare, rarest\)"):
         UtilityClassifier(GaussianNB(), np.eye(2)).fit(X, y)
+    with pytest.raises(InputError, match="if y lacks a class, as a fold may, name rows and columns"):
+        UtilityClassifier(GaussianNB(), np.eye(4)).fit(X, y)
     with pytest.raises(InputError, match=r"neither a file nor one of one-hot, tail-sensitive.*did you mean"):
         UtilityClassifier(GaussianNB(), "tail-sensitve").fit(X, y)
     with pytest.raises(InputError, match="calibration 'platt' is unknown"):
@@ -316,6 +318,62 @@ def test_classes_that_only_one_side_has_are_named(named):
         UtilityClassifier(GaussianNB()).fit(X, np.where(y == "rare", np.nan, 1.0))
     with pytest.raises(ValueError, match=r"Found array with 0 sample\(s\)"):
         UtilityClassifier(GaussianNB()).fit(X[:0], y[:0])
+
+
+# Four classes, the last without a sample, and a second opinion.
+WIDE = np.array([[1, 0, 0, 0, 0.2], [-2, 1, 0, 0.6, 0.2], [-8, -3, 1, 0.6, 0.2], [-9, -9, -9, 1, 0.2]])
+
+
+@pytest.mark.parametrize("kind", ["text", "objects", "numbers", "floats"])
+def test_a_class_that_only_the_utility_has_gets_probability_0(three, kind):
+    X, y = three
+    names, labels = ["a", "b", "c", "d"], np.array(["a", "b", "c", "d"], dtype=object if kind == "objects" else str)
+    if kind in ("numbers", "floats"):
+        names, labels = ["0", "1", "2", "10"], np.array([0, 1, 2, 10], dtype=int if kind == "numbers" else float)
+    order = [3, 1, 0, 2]  # the one without a sample may come first
+    utility = Utility(WIDE[order][:, [*order, 4]], [names[i] for i in order], [*(names[i] for i in order), "ask"])
+    with pytest.warns(UserWarning, match=f"y has no sample of '{names[3]}', which the utility names") as said:
+        model = UtilityClassifier(GaussianNB(), utility).fit(X, labels[y])
+    assert len(said) == 1
+    np.testing.assert_array_equal(model.classes_, labels[:3])
+    ask = "ask" if kind in ("text", "objects") else -1
+    assert list(model.actions_) == [*labels, ask]
+    p = UtilityClassifier(GaussianNB()).fit(X, y).predict_proba(X)
+    np.testing.assert_allclose(model.predict_proba(X), p)
+    values = np.column_stack([p, np.zeros(len(p))]) @ WIDE  # the class has probability 0
+    np.testing.assert_array_equal(model.predict(X), model.actions_[values.argmax(1)])
+    np.testing.assert_allclose(model.decision_function(X), values)
+    assert labels[3] in model.predict(X)  # its action is worth 0.6 for two of the others
+    with pytest.warns(UserWarning, match="no sample of"):
+        again = UtilityClassifier(GaussianNB()).fit(X, labels[y]).set_utility(utility)
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+def test_folds_without_a_rare_class_are_scored(named):
+    """Folds by time: the first training part lacks the class that comes late, and the last test part has no other."""
+    X, y = named
+    rows = np.argsort(y == "rarest", kind="stable")
+    X, y = X[rows], y[rows]
+    early, late = np.arange(200), np.arange(200, len(y))
+    assert "rarest" not in y[early]
+    folds = [(early, late), (np.arange(0, len(y), 2), early), (np.r_[early, late[::2]], np.flatnonzero(y == "rarest"))]
+    utility = Utility(COSTLY, ["common", "rare", "rarest"])
+    searched = UtilityClassifier(GaussianNB(), utility, cv=2)
+    with pytest.warns(UserWarning, match="no sample of 'rarest'"):
+        found = cross_val_score(searched, X, y, scoring=make_utility_scorer(utility), cv=folds, error_score="raise")
+    expected = []
+    for fit_rows, held in folds:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            decided = clone(searched).fit(X[fit_rows], y[fit_rows]).predict(X[held])
+        worth = {(t, d): COSTLY[i][j] for i, t in enumerate(utility.actions) for j, d in enumerate(utility.actions)}
+        expected.append(np.mean([worth[pair] for pair in zip(y[held], decided, strict=True)]))
+    np.testing.assert_allclose(found, expected)
+    with pytest.warns(UserWarning, match="no sample of 'rarest'"):
+        own = cross_val_score(searched, X, y, scoring=make_metric_scorer("mean_utility"), cv=folds, error_score="raise")
+    np.testing.assert_allclose(own, expected)  # the utility of the estimator has the row, too
+    with pytest.raises(InputError, match="y has the class 'rarest' but the utility has no row for it"):
+        UtilityClassifier(GaussianNB(), Utility.one_hot(["common", "rare"])).fit(X, y)
 
 
 def test_it_is_at_home_in_scikit_learn(named, tmp_path):

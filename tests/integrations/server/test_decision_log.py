@@ -108,7 +108,7 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, run, sta
     assert found["realised_utility"] == pytest.approx(values.mean())
     assert bad == [422] * 6
     assert kind == 415
-    option, options, realised = rfdlc.recalibrate(tmp_path, tmp_path / "new.json")
+    option, options, realised = rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)
     assert realised.utility == pytest.approx(values.mean())
     assert {each.name for each in options} == {"prior", "calibration", "both"}
     assert decider_version(rfdlc.Decider.load(tmp_path / "new.json")) == decider_version(option.decider)
@@ -118,7 +118,7 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, run, sta
     with monkeypatch.context() as given:
         given.setattr(watching, "read_log", lambda *_: log)
         with pytest.warns(UserWarning, match="prediction sets .* are left out: fit them"):
-            rfdlc.recalibrate(tmp_path, tmp_path / "new.json")
+            rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)
     with (tmp_path / "feedback.jsonl").open("a") as file:
         file.write('{"id": "')  # the server is writing this line
     assert len(read_log(tmp_path).rows) == 120

@@ -1,6 +1,6 @@
 """Scorers of decisions for `GridSearchCV`; and labels of any type as the named classes and actions of the library."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ def make_utility_scorer(utility: Any, *, labels: ArrayLike | None = None, abstai
         As in `UtilityClassifier`. "tail-sensitive" ranks classes by the samples of each fold; pass
         `Utility.tail_sensitive(classes)` to have the same ranks in every fold.
     labels : array-like, optional
-        All labels, sorted; by default those that the utility names, or those that the estimator was fitted to.
+        All labels, sorted; by default those that the utility names. An array names none: then they are the labels that
+        the estimator was fitted to.
 
     Examples
     --------
@@ -60,8 +61,10 @@ def _score(
     abstain_label: Any = -1,
 ) -> float:  # fmt: skip
     own, true = getattr(estimator, "decider_", None), column_or_1d(y)
-    given = own.utility if utility is None and own is not None else utility
+    given = getattr(estimator, "utility_", own.utility) if utility is None and own is not None else utility
     known = _known_labels(estimator.classes_, given) if labels is None else column_or_1d(labels)
+    if labels is None and (given is None or isinstance(given, str)) and named_utility(given) is None:
+        known = np.union1d(known, true)  # these utilities are defined for any classes
     in_order = np.array_equal(known, np.unique(known))
     expect(in_order, f"labels are {listing(known)}: expected each once and sorted, as rows and columns are")
     classes, targets = Classes(tuple(label_names(known))), _positions(true, known, "y contains {!r}, not a class")
@@ -72,8 +75,11 @@ def _score(
     worth = as_utility(given, classes)
     decided, allowed = column_or_1d(estimator.predict(X)), action_labels(worth, known, abstain_label)
     actions = _positions(decided, allowed, "{!r} is not an action of the utility")
-    has_all = hasattr(estimator, "predict_proba") and len(known) == len(estimator.classes_)
-    outcomes = Outcomes.of(worth, targets, actions, estimator.predict_proba(X) if has_all else None)
+    p = None
+    if hasattr(estimator, "predict_proba") and np.isin(estimator.classes_, known).all():
+        p = np.zeros((len(true), len(known)))  # 0 for a class that the estimator never saw
+        p[:, np.searchsorted(known, estimator.classes_)] = estimator.predict_proba(X)
+    outcomes = Outcomes.of(worth, targets, actions, p)
     metric = METRICS[name.partition(".")[0]]
     values = {entry.name: entry.value for entry in entries({metric.name: metric.measure(outcomes)})}
     expect(name in values, f"metric {name!r} is not defined: expected one of {listing(values)}, or counts as y_train")
@@ -83,13 +89,16 @@ def _score(
 def _known_labels(fitted: Labels, utility: Any) -> Labels:
     """The classes that a utility names, as labels like those of the estimator; else those of the estimator."""
     named = named_utility(utility)
-    if named is None:
-        return fitted
-    names, kind = np.array(named.classes.names), fitted.dtype.kind
+    return fitted if named is None else np.unique(as_labels(named.classes.names, fitted))
+
+
+def as_labels(classes: Sequence[str], like: Labels) -> Labels:
+    """Names of classes as labels of the same kind as others."""
+    names, kind = np.array(classes, dtype=str), like.dtype.kind
     if kind not in "iuf":
-        return np.unique(names == "True" if kind == "b" else names)
+        return np.asarray(names == "True" if kind == "b" else names)
     try:
-        return np.unique(names.astype(np.float64).astype(fitted.dtype))
+        return names.astype(np.float64).astype(like.dtype)
     except ValueError:
         raise InputError(f"y holds numbers but the utility's classes are {listing(names)}") from None
 
@@ -116,7 +125,10 @@ def named_prior(prior: PriorLike) -> PriorLike:
 
 
 def as_utility(given: Any, classes: Classes) -> Utility:
-    """A utility in any form that users may pass, by row in the order of `classes`, matched by name if it has names."""
+    """A utility in any form that users may pass, by row in the order of `classes`, matched by name if it has names.
+
+    Further classes that it names come last.
+    """
     if given is None or (isinstance(given, str) and given in _BUILT):
         return Utility.tail_sensitive(classes) if given == "tail-sensitive" else Utility.one_hot(classes)
     utility, present = named_utility(given), classes.names
@@ -124,7 +136,8 @@ def as_utility(given: Any, classes: Classes) -> Utility:
         actions = [str(i) for i in range(np.shape(given)[1])] if np.ndim(given) == 2 else None
         matrix = Utility(given, actions=actions).matrix
         problem = f"utility has {len(matrix)} rows but y has {len(present)} classes ({listing(present)})"
-        expect(len(matrix) == len(present), f"{problem}: expected one row per class, in this order")
+        fix = "expected one row per class, in this order; if y lacks a class, as a fold may, name rows and columns"
+        expect(len(matrix) == len(present), f"{problem}: {fix} (a data frame, Utility(array, names))")
         return Utility(matrix, classes)
     rows = utility.classes.names
     for name in sorted(set(present) - set(rows)):
@@ -134,10 +147,11 @@ def as_utility(given: Any, classes: Classes) -> Utility:
                 '; cross_val_predict(method="predict_proba") numbers the classes: give an array, rows as labels sort'
             )
         raise InputError(f"y has the class {name!r} but the utility has no row for it: its rows are {hint}")
-    for name in sorted(set(rows) - set(present)):
-        hint = f"the classes in y are {listing(present)}{suggestion(name, present)}"
-        raise InputError(f"the utility has a row for the class {name!r} but y has no sample of it: {hint}")
-    return utility.with_classes(classes if utility.classes.counts is None else utility.classes.in_order(present))
+    unseen = [name for name in rows if name not in present]
+    if utility.classes.counts is not None:
+        return utility.with_classes(utility.classes.in_order([*present, *unseen]))
+    counts = None if classes.counts is None else (*classes.counts, *(0 for _ in unseen))
+    return utility.with_classes(Classes((*present, *unseen), counts, classes.groups))
 
 
 def named_utility(given: Any) -> Utility | None:

@@ -3,6 +3,7 @@
 `DecidingMixin` is what it shares with RFDLCClassifier.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
@@ -25,8 +26,8 @@ from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.sets import PredictionSets, check_coverage
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import expect
-from rfdlc.integrations.sklearn.scoring import Labels, action_labels, as_utility, label_names, named_prior
+from rfdlc.errors import expect, listing
+from rfdlc.integrations.sklearn.scoring import Labels, action_labels, as_labels, as_utility, label_names, named_prior
 
 WEIGHED = 100  # samples from which on several calibrators are weighed: fewer cannot tell which is better
 
@@ -75,20 +76,30 @@ class DecidingMixin:
     def set_utility(self: Any, utility: Any) -> Any:
         """Decide for another utility from now on; nothing is fitted again, and a budget, which belongs to it, ends."""
         validation.check_is_fitted(self)
-        self._decide_with(self.decider_.replace(utility=as_utility(utility, self.named_classes_), budget=None))
+        decider = self.decider_.replace(utility=self._read_utility(utility), budget=None)
         self.utility = utility
-        return self
+        return self._decide_with(decider)
 
     def _name_classes(self: Any, labels: Labels, counts: NDArray[np.int64]) -> Utility:
         """Name the classes and read the utility; parameters that do not fit them raise before any work."""
         self.classes_, self.named_classes_ = labels, Classes.from_counts(counts, label_names(labels))
         as_prior(named_prior(self.target_prior), self.named_classes_, "target_prior")
-        utility = as_utility(self.utility, self.named_classes_)
-        action_labels(utility, labels, self.abstain_label)
-        return utility
+        return self._read_utility(self.utility)
+
+    def _read_utility(self: Any, given: Any) -> Utility:
+        """The utility of the classes in y, all actions of `utility_`; it may name classes of which y has no sample."""
+        utility, labels = as_utility(given, self.named_classes_), self.classes_
+        known, unseen = utility.classes, utility.classes.names[len(labels) :]
+        self.actions_ = action_labels(utility, np.append(labels, as_labels(unseen, labels)), self.abstain_label)
+        self.utility_ = utility
+        if not unseen:
+            return utility
+        absent = f"y has no sample of {listing(map(repr, unseen))}, which the utility names"
+        warnings.warn(f"{absent}: this model gives such a class the probability 0", stacklevel=5)
+        seen = Classes(known.names[: len(labels)], known.counts and known.counts[: len(labels)])
+        return Utility(utility.matrix[: len(labels)], seen, utility.actions)
 
     def _decide_with(self: Any, decider: Decider) -> Any:
-        self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
         self.decider_ = decider
         return self
 
@@ -106,7 +117,8 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
     utility : Utility, data frame, path, array or str, optional
         U[true, action]: a `Utility`, a data frame, the path of a CSV file, an array with its rows in the order of the
         sorted labels, "one-hot" (also None), or "tail-sensitive" (by the number of samples in y). Columns that are not
-        classes are additional actions, such as "abstain". Pass costs with their sign changed.
+        classes are additional actions, such as "abstain". Pass costs with their sign changed. A class that it names
+        and of which y has no sample, as in some folds, has the probability 0; its action stays possible.
     calibration : str or None, default "auto"
         A calibrator of `rfdlc.decide.calibrators.CALIBRATORS`. "auto" weighs several by folds, in which a sample of
         weight 2 is not two samples; below 100 samples it is "temperature".
@@ -123,8 +135,9 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
 
     Attributes
     ----------
-    classes_, actions_, decider_ : array, array, Decider
-        Labels of the classes, labels of the actions, and what leads from probabilities to actions.
+    classes_, actions_, decider_, utility_ : array, array, Decider, Utility
+        Labels of the classes in y, labels of the actions, what leads from probabilities to actions, and the utility of
+        all classes that it names.
     estimator_, estimators_ : classifier, list of classifiers
         The model of all samples; all models that predict.
 
