@@ -217,6 +217,14 @@ def test_classes_of_single_samples_leave_nothing_to_whiten():
     torch.testing.assert_close(layer(x), x)
 
 
+def test_a_feature_that_is_constant_in_training_is_not_magnified():
+    """Sums of squares in 32 bits leave such a variance, and new samples may have other values there."""
+    covariance = torch.diag(torch.tensor([1e-9, 1.0, 1.0, 1.0]))[None]
+    layer = Whitening(1, 4, 0.4)
+    layer.fit(covariance, covariance)
+    assert layer.weight.abs().max() < 3
+
+
 # -- calibration out of fold
 
 

@@ -179,7 +179,8 @@ class Whitening(nn.Module):
         shrunk = torch.where(mean > 0, self.share * values + (1 - self.share) * mean, 1)
         root = (vectors * shrunk.rsqrt()[:, None]) @ vectors.mT
         variances = (root * (overall @ root)).sum(1, keepdim=True)
-        weight = root * torch.where(variances > 1e-12, variances, 1).rsqrt()  # a constant feature stays zero
+        varies = variances > 1e-4 * variances.amax(-1, keepdim=True)  # a constant feature has what rounding leaves
+        weight = root * torch.where(varies, variances, 1).rsqrt()
         self.weight.copy_(weight.repeat_interleave(len(self.weight) // len(weight), 0))
 
     def forward(self, x: Tensor) -> Tensor:
