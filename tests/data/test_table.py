@@ -447,6 +447,10 @@ def test_lists_in_a_data_frame_are_read_as_those_of_a_file(tmp_path: Path) -> No
         found = rfdlc.load(own)
         assert found.encoder == expected.encoder
         np.testing.assert_array_equal(found.train.array, expected.train.array)
+    for own in (frame, tmp_path / "t.parquet"):
+        without = rfdlc.load(own, drop=["embedding"])
+        assert without.input_shape == (2,)
+        assert "column 'embedding' was left out as asked" in without.notes
     assert expected.encoder is not None
     rows = frame.drop(columns="label")
     for again in (rows, rows.to_dict("list"), rows.to_dict("records")):

@@ -103,9 +103,7 @@ def holds_codes(cells: Cells) -> bool:
     if hasattr(cells, "null_count"):
         from pyarrow import compute
 
-        text = (
-            "string" in str(cells.type) and not cells.type.num_fields
-        )  # no list of texts; most columns are known by their first characters
+        text = "string" in str(cells.type) and not cells.type.num_fields  # no list; the first characters mostly tell
         if not text or not compute.any(compute.match_substring_regex(cells.cast("string"), r"^\s*0\d")).as_py():
             return False
     elif isinstance(cells, np.ndarray) and cells.dtype != object:

@@ -65,6 +65,9 @@ def read(
         expect(target is None, f"target {target!r} names a column, but labels are given, too: leave one of them out")
         target = CLASS
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
+    lists = {name: [column for column in table if column.rpartition("[")[0] == name] for name in {*drop} - {*table}}
+    table = {name: cells for name, cells in table.items() if not any(name in items for items in lists.values())}
+    left_out, drop = list(drop), [name for name in drop if not lists.get(name)]
     target, found = check_roles(where, table, target, groups, split, time, *drop)
     if "column 1" in table:
         found.append("the first line holds values and was read as a row: columns are called column 1, column 2, ...")
@@ -80,7 +83,8 @@ def read(
         empty = listing(_missing(table[groups]), 5)
         expect(not empty, f"{where}: the group column {groups!r} is empty in row {empty}")
         group_of = text_column(table.pop(groups)).astype(str)
-    notes = [f"column {column!r} was left out as asked" for column in drop if table.pop(column) is not None]
+    notes = [f"column {column!r} was left out as asked" for column in left_out]
+    table = {name: cells for name, cells in table.items() if name not in drop}
     table = table if isinstance(source, Path) else with_items(table)
     unread = [name for name, cells in table.items() if _holds_bytes(cells)]
     told = "holds bytes that are neither images nor text, and was left out"
