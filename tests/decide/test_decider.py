@@ -404,6 +404,10 @@ def test_a_changed_rule_and_calibration():
         assert decider.replace(rule="paper-eq12").rule == "paper-eq12"
     again = decider.replace(calibration="bias-corrected-temperature").fit([[0.5, 0.5], [0.1, 0.9]], [0, 1])
     assert again.fitted.bias is not None
+    scores = [[0.7, 0.3]]
+    for bare in (again.replace(calibration=None), again.replace(calibration="temperature")):  # not fitted yet
+        np.testing.assert_allclose(bare.probabilities(scores), scores)
+    assert again.replace(calibration="bias-corrected-temperature").fitted is again.fitted
 
 
 def test_deciders_of_version_1_are_read():

@@ -96,14 +96,15 @@ class Decider:
         self._check()
 
     def replace(self, *, classes: Classes | None = None, **changes: Any) -> "Decider":
-        """Return a copy with other parameters; nothing is fitted again.
+        """Return a copy with other parameters; nothing is fitted again, and another calibration is not fitted yet.
 
         A new utility is matched by class name, and so are new `classes` (training counts and groups).
         """
-        new, old = copy.copy(self), self.utility.classes
-        utility = changes.pop("utility", None) or self.utility
-        kind = type(utility).__name__
-        expect(isinstance(utility, Utility), f"utility is a {kind}: expected a Utility, such as Utility.read_csv(file)")
+        if changes.get("calibration", self.calibration) != self.calibration:
+            changes = {**dict.fromkeys(("fitted", "joint", "calibrated_on")), **changes}
+        new, old, utility = copy.copy(self), self.utility.classes, changes.pop("utility", None) or self.utility
+        told = f"utility is a {type(utility).__name__}: expected a Utility, such as Utility.read_csv(file)"
+        expect(isinstance(utility, Utility), told)
         if classes is not None or utility is not self.utility:
             changes["utility"] = utility.with_classes(old if classes is None else classes.in_order(old.names))
         for name, value in changes.items():
@@ -134,9 +135,8 @@ class Decider:
         context["groups"] = checked.groups if groups is None else as_groups(groups, len(y))
         context |= {"target_prior": self.target_prior, "training_counts": None if counts is None else np.array(counts)}
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
-        fitted = joint = None
-        if self.calibration is not None:
-            fitted = CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context)
+        name, joint = self.calibration, None
+        fitted = None if name is None else CALIBRATORS[name].fit(log_softmax(log_p), y, **context)
         if len(self.utility.classes) <= CHECKED_CLASSES:
             drawn = fitted.draws() if fitted else [NoCalibration()]
             joint = priors.joint_table(drawn[len(drawn) // 2].apply(log_p), y, context["sample_weight"])
