@@ -361,13 +361,13 @@ def read_numbers(
     return np.concatenate(values), {name: np.array(cells) for name, cells in words.items()}
 
 
-def matrix_of(batch: Any, numbers: Sequence[str], where: str, *, by_columns: bool = False, first: int = 0) -> Any:
-    """Columns of a batch as one matrix (rows, numbers): float32 where all of them are, float64 otherwise.
+def matrix_of(batch: Any, names: Sequence[str], where: str, by_columns: bool = False, first: int = 0) -> NDArray[Any]:
+    """Columns of a batch as one matrix (rows, names): float32 where all of them are, float64 otherwise.
 
     `by_columns` is the layout in memory: then a column is copied as it is, which is faster. `first` counts rows before.
     """
     columns = list[NDArray[Any]]()
-    for name in numbers:
+    for name in names:
         column, told = batch.column(name), f"{where}: column {name!r}"
         if column.null_count:
             rows = (first + np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))).tolist()

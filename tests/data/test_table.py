@@ -451,6 +451,8 @@ def test_lists_in_a_data_frame_are_read_as_those_of_a_file(tmp_path: Path) -> No
         without = rfdlc.load(own, drop=["embedding"])
         assert without.input_shape == (2,)
         assert "column 'embedding' was left out as asked" in without.notes
+    with pytest.raises(InputError, match="column 'mass' does not exist"):  # it is no list
+        rfdlc.load(frame.assign(**{"mass[kg]": 1.0}), drop=["mass"])
     assert expected.encoder is not None
     rows = frame.drop(columns="label")
     for again in (rows, rows.to_dict("list"), rows.to_dict("records")):

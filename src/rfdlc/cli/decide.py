@@ -12,7 +12,7 @@ from rfdlc.cli.lake import check_in_memory, decide_files, evaluate_files, is_fol
 from rfdlc.cli.reading import CLASSES
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
 from rfdlc.cli.writing import SHOWN, action_table, check_other, check_writable, new_table, output, part_table
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import expect, listing
 from rfdlc.files import replacing
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def decide(
     if out is not None and is_folder(out):
         decide_files(file, request, out, keep or [], save_decider, skip_broken, json)
         return
-    for option in ([f"--keep {listing(keep)}"] if keep else []) + ["--skip-broken"] * skip_broken:
-        raise InputError(f"{option} is for folders of results: give --out FOLDER/")
+    expect(not keep, f"--keep {listing(keep or ())} is for folders of results: give --out FOLDER/")
+    expect(not skip_broken, "--skip-broken is for folders of results: give --out FOLDER/")
     path, written = check_in_memory(file), None if out is None else Path(out)
     check_writable(written, endings=(".csv", ".parquet"))
     check_writable(save_decider)

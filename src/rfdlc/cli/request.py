@@ -188,13 +188,17 @@ class Request(UtilityRequest):
         """Those of a saved decider; or of a table of utilities if all of them have a column, in the order of these."""
         if self.saved_decider is not None:
             return rfdlc.Classes(self.saved_decider.utility.classes.names)
+        names = self.utility_names
+        return rfdlc.Classes(tuple(filter(names.__contains__, columns))) if names and names <= {*columns} else None
+
+    @cached_property
+    def utility_names(self) -> frozenset[str]:
+        """The classes of a table of utilities, read once; none if there is no such table."""
         table = str(self.costs or self.utility)
-        if table in reading.BUILDERS or not Path(table).is_file():
-            return None
-        with warnings.catch_warnings(action="ignore"), suppress(InputError):  # told when the utility is made
-            names = {*rfdlc.Utility.read_csv(table).classes.names}
-            return rfdlc.Classes(tuple(filter(names.__contains__, columns))) if names <= {*columns} else None
-        return None
+        if table not in reading.BUILDERS and Path(table).is_file():
+            with warnings.catch_warnings(action="ignore"), suppress(InputError):  # told when the utility is made
+                return frozenset(rfdlc.Utility.read_csv(table).classes.names)
+        return frozenset()
 
     @cached_property
     def saved_decider(self) -> "rfdlc.Decider | None":

@@ -1,5 +1,6 @@
 """Columns of data frames, and of cells that hold lists."""
 
+import re
 import reprlib
 from collections.abc import Mapping, Sized
 from contextlib import suppress
@@ -17,6 +18,12 @@ def frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
     arrays = {name: column.to_numpy() for name, column in columns.items()}
     others = [name for name, array in arrays.items() if array.dtype.kind not in "iuf"]
     return arrays | {name: np.fromiter(columns[name], dtype=object, count=len(frame)) for name in others}
+
+
+def list_of(name: str) -> str | None:
+    """The column of lists that a column such as `name[0]` is an item of."""
+    found = re.fullmatch(r"(.*)\[\d+\]", name)
+    return found and found[1]
 
 
 def with_items(columns: Mapping[str, Any]) -> dict[str, Any]:

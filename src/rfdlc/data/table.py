@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.frames import with_items
+from rfdlc.data.frames import list_of, with_items
 from rfdlc.errors import expect, listing
 from rfdlc.tables import is_number, number
 
@@ -238,8 +238,7 @@ class ColumnCode:
     @property
     def of_list(self) -> str | None:
         """The column of lists, such as embeddings, that it is an item of."""
-        found = re.fullmatch(r"(.*)\[\d+\]", self.name)
-        return found and found[1]
+        return list_of(self.name)
 
     @property
     def features(self) -> dict[str, str]:

@@ -101,7 +101,7 @@ class Decider:
         A new utility is matched by class name, and so are new `classes` (training counts and groups).
         """
         if changes.get("calibration", self.calibration) != self.calibration:
-            changes = {**dict.fromkeys(("fitted", "joint", "calibrated_on")), **changes}
+            changes = {"fitted": None, "joint": None, "calibrated_on": None, **changes}
         new, old, utility = copy.copy(self), self.utility.classes, changes.pop("utility", None) or self.utility
         told = f"utility is a {type(utility).__name__}: expected a Utility, such as Utility.read_csv(file)"
         expect(isinstance(utility, Utility), told)

@@ -215,7 +215,8 @@ def _checked(piece: Floats, start: int, logits: bool) -> Floats:
         (np.array(not logits) & (piece < 0), f"probabilities between 0 and 1; {fix}"),
     ):
         rows = np.flatnonzero(wrong.any(axis=(0, 2)))
-        for particle, column in np.argwhere(wrong[:, rows[0]])[:1].tolist() if len(rows) else ():
+        if len(rows):
+            particle, column = np.argwhere(wrong[:, rows[0]])[0]
             told = f", column {column} (counted from 0): expected {expected}"
             raise BrokenRows(f"scores hold {piece[particle, rows[0], column]} in ", (start + rows).tolist(), told)
     if logits:

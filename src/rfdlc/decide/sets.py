@@ -144,9 +144,10 @@ class PredictionSets:
         lost = np.flatnonzero(~inside.any(axis=1))
         if len(lost) and not self.empty:
             inside[lost, (p[lost] / np.maximum(thresholds, 1e-30)).argmax(axis=1)] = True
-        large = np.flatnonzero(inside.sum(axis=1) > (self.max_size or len(thresholds)))
-        falling = np.argsort(np.where(inside[large], -p[large], 1), axis=1, kind="stable")
-        inside[large[:, None], falling[:, self.max_size :]] = False
+        if self.max_size is not None:
+            large = np.flatnonzero(inside.sum(axis=1) > self.max_size)
+            falling = np.argsort(np.where(inside[large], -p[large], 1), axis=1, kind="stable")
+            inside[large[:, None], falling[:, self.max_size :]] = False
         return inside
 
     def promises(self, classes: Classes) -> list[dict[str, Any]]:

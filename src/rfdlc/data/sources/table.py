@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
-from rfdlc.data.frames import frame_columns, with_items
+from rfdlc.data.frames import frame_columns, list_of, with_items
 from rfdlc.data.inspection import leaking_columns
 from rfdlc.data.longtail import far_from_asked, hold_out_indices
 from rfdlc.data.sources.image_files import is_image
@@ -65,10 +65,10 @@ def read(
         expect(target is None, f"target {target!r} names a column, but labels are given, too: leave one of them out")
         target = CLASS
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
-    lists = {name: [column for column in table if column.rpartition("[")[0] == name] for name in {*drop} - {*table}}
-    table = {name: cells for name, cells in table.items() if not any(name in items for items in lists.values())}
-    left_out, drop = list(drop), [name for name in drop if not lists.get(name)]
-    target, found = check_roles(where, table, target, groups, split, time, *drop)
+    lists = {list_of(column) for column in table} & {*drop}
+    table = {column: cells for column, cells in table.items() if list_of(column) not in lists}
+    single = [name for name in drop if name not in lists]
+    target, found = check_roles(where, table, target, groups, split, time, *single)
     if "column 1" in table:
         found.append("the first line holds values and was read as a row: columns are called column 1, column 2, ...")
     absent = _missing(table[target])
@@ -83,7 +83,7 @@ def read(
         empty = listing(_missing(table[groups]), 5)
         expect(not empty, f"{where}: the group column {groups!r} is empty in row {empty}")
         group_of = text_column(table.pop(groups)).astype(str)
-    notes = [f"column {column!r} was left out as asked" for column in left_out]
+    notes = [f"column {column!r} was left out as asked" for column in drop]
     table = {name: cells for name, cells in table.items() if name not in drop}
     table = table if isinstance(source, Path) else with_items(table)
     unread = [name for name, cells in table.items() if _holds_bytes(cells)]
