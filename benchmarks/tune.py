@@ -39,6 +39,7 @@ def fixed_rows(names: str = "") -> dict[str, tuple[str, dict[str, Any]]]:
     """Name, method and settings of what `tune` is compared with, of those with one of the names in it."""
     ours: dict[str, tuple[str, dict[str, Any]]]
     ours = {f"{own['augment']}, mixup {own['mixup']:g}": ("rf-dlc", dict(own)) for own in tuning.AUGMENTED}
+    ours |= {"rf-dlc-strong": ("rf-dlc-strong", {})}
     ours |= {f"cross-entropy, {name}": ("ce", {"augment": name}) for name in ("none", "crop", "crop-flip")}
     return {row: own for row, own in ours.items() if any(name in row for name in names.split("|"))}
 

@@ -55,6 +55,7 @@ AUGMENTED = [{"augment": augment, "mixup": mixup} for augment, mixup in (
 Settings = dict[str, Any]
 
 PLAIN: Settings = {"prior_tau": "", "head": "linear"}  # cross-entropy: the prior is divided out afterwards
+STRONGER: Settings = {"magnitude": 1.0, "cutout": 0.5, "mixup": 0.1, "weight_decay": 1e-3}  # as rf-dlc-strong
 
 
 class _OutOfTime(Exception): ...  # trials have taken all of the budget that they may
@@ -146,13 +147,13 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
     varied = len(_varied(trainer, run, given)) / 2  # in rungs: they train as long as its last two
     most = 2 ** int(math.log2(max(1, len(candidates))))
     for share in (SHARE, 0.0) if candidates else (0.0,):  # trials that cannot be afforded leave their time to epochs
-        length, most_work, more = config.epochs, math.inf, dict[str, Any]()
+        length, more = config.epochs, dict[str, Any]()
+        work = share * length * config.trainings / cost  # epochs of all trials together
         if config.budget:
             possible = SAFETY * (config.budget - measured) / (seconds * (1 + share))
             more = _trainings(trainer, config, given, possible)
             length = _length(config.replace(**more), possible)
-            most_work = SAFETY * max(0.0, share * config.budget - measured) / (seconds * cost)
-        work = min(share * length * config.replace(**more).trainings / cost, most_work)  # epochs of all trials together
+            work = SAFETY * max(0.0, share * config.budget - measured) / (seconds * cost)
         count, rungs = _rungs(most, work, least, varied, length)
         if rungs:
             break
@@ -231,7 +232,7 @@ def _candidates(trainer: Trainer, run: Run, given: set[str]) -> list[Settings]:
 
 
 def _varied(trainer: Trainer, run: Run, given: set[str], best: Settings | None = None) -> list[Settings]:
-    """The best settings at a lower rate, as plain networks or with another head, and with RandAugment without flips."""
+    """The best settings at a lower rate, as plain networks or with another head, and with (stronger) RandAugment."""
     config, images, mixes = run.config, trainer.data.kind == "images", run.method.mixes
     others: list[Settings] = [{"learning_rate": 0.3 * config.learning_rate}]
     head, random = {"cosine": "linear", "linear": "cosine"}.get(config.head), config.head_init == "random"
@@ -239,9 +240,11 @@ def _varied(trainer: Trainer, run: Run, given: set[str], best: Settings | None =
         others.append(PLAIN)
     elif head and mixes and (random or head == "cosine"):
         others.append({"head": head})
-    resident = images and not isinstance(trainer.data.train.inputs, ImageFiles)
-    if resident and (best is None or best["augment"] in ("none", "crop")):
-        others.append({"augment": "crop-randaugment"})
+    if images and not isinstance(trainer.data.train.inputs, ImageFiles):
+        if best is None or best["augment"] in ("none", "crop"):
+            others.append({"augment": "crop-randaugment"})
+        elif mixes and "randaugment" in best["augment"]:
+            others.append(STRONGER)
     return [{**(best or {}), **own} for own in others if not own.keys() & given]
 
 
@@ -300,7 +303,11 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
     last, earlier = done[-1], done[:-1]
     if last.get("varies"):  # the first is the best so far: others must clearly improve it, but for plain networks
         error = UNCERTAIN * max(earlier[-1].get("errors", [0.0]))
-        least = [loss if "prior_tau" in own else (loss + error) / CLEARLY for own, loss in _pairs(last)]
+        longer = plan["epochs"] >= PLENTY * last["epochs"]
+        least = [
+            loss - error * longer if "magnitude" in own else loss if "prior_tau" in own else (loss + error) / CLEARLY
+            for own, loss in _pairs(last)
+        ]
         return [last["trials"][int(np.argmin([_pairs(last)[0][1], *least[1:]]))]]
     known = {str(own): loss for rung in earlier for own, loss in _pairs(rung) if loss < math.inf}  # the latest rung's
     doublings = max(1.0, math.log2(plan["epochs"] / last["epochs"]))
