@@ -133,12 +133,13 @@ def parameters(rows: list[Row]) -> str:
 
 
 def measured(name: str, data: str) -> dict[str, list[Row]]:
-    """Rows of a CSV file of one data set on its test split by `row`; of the latest commit where there are several."""
+    """Rows of a CSV file of one data set on its test split by `row`; of the latest commit if it repeats a seed."""
     groups: dict[str, list[Row]] = {}
     for row in read(RESULTS / f"{name}.csv"):
         if row["data"] == data and row["split"] == "test":
             same = groups.get(row["row"], [])
-            groups[row["row"]] = [*(old for old in same if old["commit"] == row["commit"]), row]
+            again = any(old["seed"] == row["seed"] for old in same)
+            groups[row["row"]] = [*(old for old in same if not again or old["commit"] == row["commit"]), row]
     return groups
 
 

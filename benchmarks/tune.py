@@ -3,6 +3,7 @@
     python benchmarks/tune.py digits-lt --budget 20s --workers 2            on a CPU, 10 minutes
     python benchmarks/tune.py cifar100-lt --root DIR --budget 60s --seeds 0     on a GPU
     python benchmarks/tune.py caltech101-lt-48.npz --budget 60s --seeds 0       photographs of 48 pixels as arrays
+    python benchmarks/tune.py cifar100-lt --root DIR --losses 12 25 50 100 --seeds 0    rows of tune-losses.csv
 
 Every run trains the network of the preset `images` for images of this size (an MLP for digits, ResNet-32), calibrates
 on held-out training samples, and decides for a uniform prior, as the test splits are balanced. `tune` spends its budget
@@ -10,12 +11,14 @@ on trials and training; the others have the epochs that the budget gives without
 where it does; cross-entropy as a budget gives it, too: once, instead of a warm refit. On a GPU they train side by side.
 Accuracy and that of tail classes are those of the test split, which no choice has seen. Rows are appended to
 benchmarks/results/tune.csv. `chosen` has the settings that `tune` chose, and `share` is the share of the budget that
-its trials took.
+its trials took. `--losses`: the held-out losses of trials by their epochs, with the settings of rf-dlc-strong beside.
 """
 
 import argparse
 import json
+import math
 import time
+from contextlib import suppress
 from importlib import import_module
 from itertools import chain, product
 from pathlib import Path
@@ -33,6 +36,8 @@ FIELDS = (
     "data", "budget", "seed", "row", "accuracy", "tail", "nll", "ece", "epochs", "seconds", "share", "chosen",
     "hardware", "versions", "commit",
 )  # fmt: skip
+
+LOSSES = ("data", "seed", "epochs", "settings", "loss", "error", "hardware", "versions", "commit")
 
 
 def fixed_rows(names: str = "") -> dict[str, tuple[str, dict[str, Any]]]:
@@ -91,6 +96,32 @@ def fixed(
         return [{**row, "row": name, "epochs": length, **scores(Path(folder, name))} for name, length in both]
 
 
+def losses(source: str, root: str | None, seed: int, lengths: list[int], more: dict[str, Any]) -> list[dict[str, Any]]:
+    """Held-out losses of trials of so many epochs; nothing is trained afterwards."""
+    plain = [{"augment": "crop-flip", "mixup": 0.4}] + [
+        {"augment": "randaugment", "mixup": own} for own in (0, 0.1, 0.4)
+    ]
+    added = [{"weight_decay": 1e-3}, tuning.STRONGER, {**tuning.STRONGER, "mixup": 0}]
+    tried: list[dict[str, Any]] = plain + [{"augment": "randaugment", "mixup": 0.1, **own} for own in added]
+    rows = list[dict[str, Any]]()
+
+    class Done(Exception): ...
+
+    def measured(trainer: Any, run: Any) -> None:
+        for length in lengths:
+            found = tuning._losses(trainer, [tuning._trial(run, length, own) for own in tried], math.inf)
+            for own, loss, error in zip(tried, *found, strict=True):
+                settings = " ".join(f"{name}={value:g}" if name != "augment" else value for name, value in own.items())
+                rows.append({"epochs": length, "settings": settings, "loss": f"{loss:.4f}", "error": f"{error:.4f}"})
+        raise Done
+
+    import_module("rfdlc.training.train").tune = measured  # type: ignore[attr-defined]
+    data = rfdlc.load(source, root=root)
+    with TemporaryDirectory() as folder, suppress(Done):
+        rfdlc.train(data, "rf-dlc", f"{folder}/run", tune="auto", **COMMON, **more, seed=seed)
+    return [{"data": data.name, "seed": seed, **row} for row in rows]
+
+
 def once(settings: dict[str, Any]) -> dict[str, Any]:
     """As many epochs in one training, as steps of the rate have it with a budget."""
     most = round((1 + tuning.SHARE) * tuning.LONGEST * 100)  # the preset has 100 epochs
@@ -111,12 +142,19 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of all runs")
     parser.add_argument("--rows", default="", help="fixed settings with one of these texts: none|crop, mixup 0")
+    parser.add_argument("--losses", nargs="+", type=int, metavar="EPOCHS")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS / "tune.csv")
+    parser.add_argument("--out", type=Path, help="default: tune.csv or tune-losses.csv beside the other results")
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
     stamp = {"hardware": hardware(), "versions": versions(["torch"]), "commit": options.commit or commit()}
     more = dict(pair.split("=", 1) for pair in options.set)
+    out = options.out or RESULTS / ("tune-losses.csv" if options.losses else "tune.csv")
+    if options.losses:
+        for seed in options.seeds:
+            rows = losses(options.source, options.root, seed, options.losses, more)
+            append(out, [row | stamp for row in rows], LOSSES)
+        raise SystemExit
     runs = [
         (options.source, options.root, budget, seed, more) for budget, seed in product(options.budget, options.seeds)
     ]
@@ -126,6 +164,6 @@ if __name__ == "__main__":
     others = [(*run[:3], alike, group) for run, (_, alike) in zip(runs, first, strict=True) for group in groups]
     measured = chain([[row] for row, _ in first], in_parallel(fixed, others, options.workers))
     for found in measured:
-        append(options.out, [own | stamp for own in found], FIELDS)
+        append(out, [own | stamp for own in found], FIELDS)
         for own in found:
             print("  ".join(f"{key} {value}" for key, value in own.items()), flush=True)

@@ -31,13 +31,13 @@ def test_the_leaderboard_puts_measured_beside_published_and_invents_nothing(monk
     sys.modules.pop("leaderboard", None)
     import leaderboard
 
-    header = "data,row,method,split,accuracy,tail,false_head_rate,ece,utility-1,seconds,parameters,commit\n"
+    header = "data,row,method,seed,split,accuracy,tail,false_head_rate,ece,utility-1,seconds,parameters,commit\n"
     rows = (
-        'cifar100-lt,"balpoe, 200 epochs",balpoe,test,0.1,0.1,,,,,,old',
-        'cifar100-lt,"balpoe, 200 epochs",balpoe,test,0.55,0.38,0.3,,0.4,50,1400000,new',
-        'cifar100-lt,"balpoe, 200 epochs",balpoe,test,0.57,0.40,0.3,,0.4,52,1400000,new',
-        'cifar100-lt,"balpoe, 200 epochs",balpoe,held out,0.9,0.9,,,,,,new',
-        'cifar100-lt,"3 particles, 20 epochs",rf-dlc-strong,test,0.5,,,,,,,new',
+        'cifar100-lt,"balpoe, 200 epochs",balpoe,0,test,0.1,0.1,,,,,,old',
+        'cifar100-lt,"balpoe, 200 epochs",balpoe,0,test,0.55,0.38,0.3,,0.4,50,1400000,new',
+        'cifar100-lt,"balpoe, 200 epochs",balpoe,1,test,0.57,0.40,0.3,,0.4,52,1400000,newer',  # another seed
+        'cifar100-lt,"balpoe, 200 epochs",balpoe,0,held out,0.9,0.9,,,,,,new',
+        'cifar100-lt,"3 particles, 20 epochs",rf-dlc-strong,0,test,0.5,,,,,,,new',
     )
     (tmp_path / "frontier.csv").write_text(header + "\n".join(rows), encoding="utf-8")
     monkeypatch.setattr(leaderboard, "RESULTS", tmp_path)

@@ -395,3 +395,10 @@ def test_a_format_registered_outside_trains_and_predicts(lines: Path) -> None:
 def test_what_is_registered_last_is_asked_first(lines: Path) -> None:
     register_source(lambda path: read_lines(path, target="kind", scale=3), recognises=lambda path: path.stem == "set")
     assert rfdlc.load(lines / "set.jsonl", test_fraction=0).train.array[1].tolist() == [3]
+
+
+def test_a_data_set_is_shown_in_one_line():
+    images, labels = np.zeros((6, 3, 8, 8), np.uint8), np.array([0, 0, 0, 0, 1, 1])
+    data = rfdlc.load({"train": (images, labels), "test": (images[:3], labels[3:])})
+    assert repr(data) == "Dataset('arrays': images (3, 8, 8), 2 classes of 4 to 2 samples, train 6, test 3)"
+    assert repr(rfdlc.Split(images, labels, groups=labels)) == "Split(6 samples of shape (3, 8, 8), groups)"

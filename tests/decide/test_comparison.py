@@ -201,3 +201,8 @@ def test_costs_are_utilities_with_their_sign_changed():
     assert found.verdict == "Mean cost: B is better than A by 2.0000 (difference -3.5000 to -0.5000)."
     assert found.rows()[0][:5] == ("mean cost (the question)", "3.0000", "1.0000", "-2.0000", "-3.5000 to -0.5000")
     assert found.to_dict()["mean_cost"]["b"] == 1
+    assert repr(found).splitlines() == [
+        found.verdict,
+        "metric                         A       B  difference        95% interval       p",
+        "mean cost (the question)  3.0000  1.0000     -2.0000  -3.5000 to -0.5000  0.010*",
+    ]

@@ -362,6 +362,38 @@ def test_what_regularises_less_must_be_clearly_better():
         assert tuning._best({"epochs": 64, "rungs": rungs}) == expected
 
 
+def test_long_trainings_with_randaugment_are_regularised_more_than_trials_can_show(tmp_path, monkeypatch):
+    flips, random = {"augment": "crop-flip", "mixup": 0.4}, {"augment": "randaugment", "mixup": 0.0}
+    rung = {"epochs": 8, "trials": [flips, random], "losses": [1.0, 1.15]}
+    for error, stronger, expected in ((0.08, True, random), (0.08, False, flips), (0.07, True, flips)):
+        plan = {
+            "epochs": 200,
+            "rungs": [{**rung, "errors": [0, error]}],
+            "stronger": tuning.STRONGER if stronger else {},
+        }
+        assert tuning._best(plan)[0] == expected  # preferred within two standard errors
+        assert tuning._chosen(plan) == {**expected, **(tuning.STRONGER if expected is random else {}), "epochs": 200}
+    early = {**rung, "epochs": 4, "losses": [1.0, 0.5], "errors": [0, 0]}  # more epochs raised its loss: few of them
+    plan = {"epochs": 200, "rungs": [early, {**rung, "errors": [0, 0.08]}], "stronger": tuning.STRONGER}
+    assert tuning._chosen(plan) == {**random, "epochs": 4}
+
+    def losses(trials):
+        return [1.0 if trial.config.augment == "randaugment" else 2.0 for trial in trials]
+
+    monkeypatch.setattr(tuning, "_losses", certain(losses))
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    names = ("augment", "magnitude", "cutout", "mixup", "weight_decay")
+    usual = {"magnitude": 0, "cutout": 0, "mixup": 0.4, "weight_decay": 5e-4}
+    for number, (settings, changed) in enumerate((
+        ({"epochs": 260, "batch_size": 8}, tuning.STRONGER),  # of 27 steps: a fifth is the test split, a tenth held out
+        ({"epochs": 250, "batch_size": 8}, usual),  # too few steps
+        ({"epochs": 99, "batch_size": 2}, usual),  # too few epochs
+        ({"epochs": 260, "batch_size": 8, "weight_decay": 2e-4}, {**tuning.STRONGER, "weight_decay": 2e-4}),
+    )):  # fmt: skip
+        config = tuned(tmp_path / str(number), places(300), **settings).config
+        assert {name: getattr(config, name) for name in names} == {"augment": "randaugment", **changed}
+
+
 def test_standard_errors_are_those_of_differences_on_the_same_samples():
     rng, shares = np.random.default_rng(0), np.full(400, 1 / 400)
     common = rng.exponential(5, 400)  # how hard the samples are cancels

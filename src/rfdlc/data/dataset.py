@@ -87,6 +87,10 @@ class Split:
     groups: NDArray[Any] | None = None
     weights: NDArray[np.float64] | None = None
 
+    def __repr__(self) -> str:
+        known = [name for name in ("ids", "groups", "weights") if getattr(self, name) is not None]
+        return f"Split({len(self)} samples of shape {tuple(self.inputs.shape[1:])}{''.join(f', {k}' for k in known)})"
+
     def __post_init__(self) -> None:
         if self.ids is not None and not isinstance(self.ids, PackedText):
             object.__setattr__(self, "ids", PackedText(self.ids))
@@ -175,6 +179,12 @@ class Dataset:
     encoder: TableEncoder | None = None
     resizing: Resizing | None = None
     embedding: Embedding | None = None
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {len(split)}" for name, split in self.splits.items())
+        counts = self.classes.counts or (0,)
+        classes = f"{len(self.classes)} classes of {max(counts)} to {min(counts)} samples"
+        return f"Dataset({self.name!r}: {self.kind} {self.input_shape}, {classes}, {sizes})"
 
     @classmethod
     def of(

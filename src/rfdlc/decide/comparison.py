@@ -8,7 +8,7 @@ import numpy as np
 from scipy import special
 
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import ANSWERED, COST, WORTH, Evaluation, counted_samples, entries, rich_table
+from rfdlc.decide.evaluation import ANSWERED, COST, WORTH, Evaluation, aligned, counted_samples, entries, rich_table
 from rfdlc.decide.intervals import LEVEL, Array, Z, student
 from rfdlc.decide.metrics import METRICS, measure, readable
 from rfdlc.decide.outcomes import Outcomes, observe
@@ -88,6 +88,10 @@ class Comparison:
             label = f"{d.label} (the question)" if d.name == QUESTION else d.label
             table.append((label, show(d.a), show(d.b), show(d.difference), f"{show(d.low)} to {show(d.high)}", p))
         return table
+
+    def __repr__(self) -> str:
+        header = ("metric", *self.names, "difference", f"{LEVEL:.0%} interval", "p")
+        return "\n".join([self.verdict, *aligned([header, *self.rows()])])
 
     def __rich__(self) -> Any:
         held = "models held fixed" if max(self.seeds) == 1 else f"{self.seeds[0]} and {self.seeds[1]} seeds"

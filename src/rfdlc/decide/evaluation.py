@@ -225,15 +225,19 @@ class Evaluation:
                 rows.append(("  " * bool(entry.metric.parent) + label, show(value), " to ".join(map(show, bounds))))
         return rows
 
-    def __str__(self) -> str:
-        rows = self.rows()
-        width = max(len(label) for label, _, _ in rows)
-        lines = [f"{label.ljust(width)}  {value.rjust(8)}  {interval}".rstrip() for label, value, interval in rows]
-        return "\n".join([counted_samples(self.samples, self.groups), *lines])
+    def __repr__(self) -> str:
+        return "\n".join([counted_samples(self.samples, self.groups), *aligned(self.rows())])
 
     def __rich__(self) -> Any:
         title, columns = counted_samples(self.samples, self.groups), ("metric", "value", f"{LEVEL:.0%} interval")
         return rich_table(title, columns, self.rows())
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of a table as text: the first column on the left, others on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shape = "  ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
+    return [shape.format(*row).rstrip() for row in rows]
 
 
 def counted_samples(samples: int, groups: int | None, kind: str = "samples") -> str:

@@ -79,6 +79,9 @@ class Model:
         known = run.weights(FILE) if done and (run.path / FILE).exists() else None
         self.familiarity = None if known is None else Familiarity(known).to(self.device)
 
+    def __repr__(self) -> str:
+        return f"Model({str(self.path)!r}: {self.config.particles} of {self.config.backbone}, {self.decider!r})"
+
     @classmethod
     def load(cls, path: str | Path, *, backbone: OwnBackbone | None = None, device: str = "auto") -> "Model":
         """The model of a run folder, on a device. A run with a function or module as its `backbone` needs it again."""

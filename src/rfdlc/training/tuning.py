@@ -55,7 +55,9 @@ AUGMENTED = [{"augment": augment, "mixup": mixup} for augment, mixup in (
 Settings = dict[str, Any]
 
 PLAIN: Settings = {"prior_tau": "", "head": "linear"}  # cross-entropy: the prior is divided out afterwards
-STRONGER: Settings = {"magnitude": 1.0, "cutout": 0.5, "mixup": 0.1, "weight_decay": 1e-3}  # as rf-dlc-strong
+# Those of rf-dlc-strong, for trainings with RandAugment of so many epochs and steps: half of them do not show the gain.
+STRONGER: Settings = {"magnitude": 1.0, "cutout": 0.5, "mixup": 0.1, "weight_decay": 1e-3}
+LONG_EPOCHS, LONG_STEPS = 100, 7000
 
 
 class _OutOfTime(Exception): ...  # trials have taken all of the budget that they may
@@ -169,7 +171,10 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
         slow = f"one epoch takes about {seconds:.2g} s, and one is the least"
         announce(f"overrun    {slow}: {told} of {config.budget:g} s")
     plan: dict[str, Any] = {"epochs": length, "seconds_per_epoch": seconds or None, "rungs": rungs}
-    plan |= {"candidates": candidates[:count]} | {k: v for k, v in {"trainings": more, "network": network}.items() if v}
+    long = run.method.mixes and spent >= max(LONG_EPOCHS, LONG_STEPS / steps_per_epoch(trainer, run))
+    stronger = {name: value for name, value in STRONGER.items() if long and name not in given}
+    chosen = {"trainings": more, "network": network, "stronger": stronger}
+    plan |= {"candidates": candidates[:count]} | {name: own for name, own in chosen.items() if own}
     return plan | ({"measured": round(measured, 3), "seconds": []} if config.budget else {})  # of the rungs
 
 
@@ -232,7 +237,7 @@ def _candidates(trainer: Trainer, run: Run, given: set[str]) -> list[Settings]:
 
 
 def _varied(trainer: Trainer, run: Run, given: set[str], best: Settings | None = None) -> list[Settings]:
-    """The best settings at a lower rate, as plain networks or with another head, and with (stronger) RandAugment."""
+    """The best settings at a lower rate, as plain networks or with another head, and with RandAugment without flips."""
     config, images, mixes = run.config, trainer.data.kind == "images", run.method.mixes
     others: list[Settings] = [{"learning_rate": 0.3 * config.learning_rate}]
     head, random = {"cosine": "linear", "linear": "cosine"}.get(config.head), config.head_init == "random"
@@ -240,11 +245,9 @@ def _varied(trainer: Trainer, run: Run, given: set[str], best: Settings | None =
         others.append(PLAIN)
     elif head and mixes and (random or head == "cosine"):
         others.append({"head": head})
-    if images and not isinstance(trainer.data.train.inputs, ImageFiles):
-        if best is None or best["augment"] in ("none", "crop"):
-            others.append({"augment": "crop-randaugment"})
-        elif mixes and "randaugment" in best["augment"]:
-            others.append(STRONGER)
+    resident = images and not isinstance(trainer.data.train.inputs, ImageFiles)
+    if resident and (best is None or best["augment"] in ("none", "crop")):
+        others.append({"augment": "crop-randaugment"})
     return [{**(best or {}), **own} for own in others if not own.keys() & given]
 
 
@@ -303,11 +306,7 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
     last, earlier = done[-1], done[:-1]
     if last.get("varies"):  # the first is the best so far: others must clearly improve it, but for plain networks
         error = UNCERTAIN * max(earlier[-1].get("errors", [0.0]))
-        longer = plan["epochs"] >= PLENTY * last["epochs"]
-        least = [
-            loss - error * longer if "magnitude" in own else loss if "prior_tau" in own else (loss + error) / CLEARLY
-            for own, loss in _pairs(last)
-        ]
+        least = [loss if "prior_tau" in own else (loss + error) / CLEARLY for own, loss in _pairs(last)]
         return [last["trials"][int(np.argmin([_pairs(last)[0][1], *least[1:]]))]]
     known = {str(own): loss for rung in earlier for own, loss in _pairs(rung) if loss < math.inf}  # the latest rung's
     doublings = max(1.0, math.log2(plan["epochs"] / last["epochs"]))
@@ -319,9 +318,16 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
     first = int(np.argmin(expected))
     bounds = [expected[first] + UNCERTAIN * max(error, errors[first]) for error in errors]
     near = [loss <= bound for loss, bound in zip(expected, bounds, strict=True)]
-    weak = [(own.get("augment") == "none") + (own.get("mixup") == 0) for own in last["trials"]]  # less regularisation
+    weak = [_weak(own, plan.get("stronger", {})) for own in last["trials"]]
     order = sorted(range(len(near)), key=lambda i: (not near[i], weak[i] if near[i] else 0, expected[i]))
     return [last["trials"][i] for i in order]
+
+
+def _weak(settings: Settings, stronger: Settings) -> int:
+    """How much regularisation a trial does without that the training may need."""
+    if stronger and "randaugment" in settings.get("augment", ""):
+        return -1  # the training has more of it
+    return (settings.get("augment") == "none") + (settings.get("mixup") == 0)
 
 
 def _pairs(rung: dict[str, Any]) -> list[tuple[Settings, float]]:
@@ -339,6 +345,8 @@ def _chosen(plan: dict[str, Any]) -> Settings:
     lowest, longest = min(tried), max(tried, key=lambda pair: pair[1])
     error = UNCERTAIN * max(error for rung in plan["rungs"] for error in rung.get("errors", [0.0]))
     fewer = longest[0] > max(RISE * lowest[0], lowest[0] + error)
+    if "randaugment" in best.get("augment", "") and not fewer:
+        best = {**best, **plan.get("stronger", {})}
     return {**more, **best, "epochs": lowest[1] if fewer else plan["epochs"]}
 
 
