@@ -158,7 +158,7 @@ def started(name: str, path: str, seed: int, other: bool = False) -> tuple[Any, 
     held, y = world.draw(world.prior, world.held_out)
     options = {"logits": True} if "logits" in held else {}
     decider = world.decider().fit(held["scores"], y, **options)
-    decider = decider.fit_unfamiliar(held["scores"], y, false_alarm=0.02)
+    decider = decider.fit_unfamiliar(held["scores"], y, false_alarm=0.02, **options)
     return world, decider, Reference.fit(decider, held["scores"], y, **options)
 
 

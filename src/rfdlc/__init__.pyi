@@ -3,6 +3,7 @@
 from rfdlc.data.dataset import Dataset as Dataset
 from rfdlc.data.dataset import Split as Split
 from rfdlc.data.load import load as load
+from rfdlc.decide.budgets import PerDay as PerDay
 from rfdlc.decide.classes import Classes as Classes
 from rfdlc.decide.decider import Decider as Decider
 from rfdlc.decide.evaluation import Evaluation as Evaluation

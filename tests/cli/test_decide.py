@@ -442,17 +442,17 @@ def test_python_dash_m(tmp_path):
 
 
 def test_columns_and_intervals_are_made_once_and_only_where_they_are_written(run, folder, monkeypatch):
-    from rfdlc.cli import decide
+    from rfdlc.cli import decisions
 
     made = []
-    noted = {"_columns": decide._columns, "utility_interval": Decider.utility_interval}
-    for place, name in ((decide, "_columns"), (Decider, "utility_interval")):
+    noted = {"decision_columns": decisions.decision_columns, "utility_interval": Decider.utility_interval}
+    for place, name in ((decisions, "decision_columns"), (Decider, "utility_interval")):
         monkeypatch.setattr(place, name, lambda *given, name=name: (made.append(name), noted[name](*given))[1])
     words = ["decide", "test.csv", "--classes", "counts.csv", "--train-prior", "train", "--target-prior", "estimate"]
     for more, expected in (
         ([], ["utility_interval"]),
-        (["--json"], ["_columns", "utility_interval"]),
-        (["--out", "a.csv"], ["_columns", "utility_interval"]),
+        (["--json"], ["decision_columns", "utility_interval"]),
+        (["--out", "a.csv"], ["decision_columns", "utility_interval"]),
     ):
         made.clear()
         assert run(*words, *more)[0] == 0

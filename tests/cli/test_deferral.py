@@ -115,3 +115,43 @@ def test_suspects_do_not_replace_the_predictions(run, folder):
     assert code == 2
     assert "p.csv: this file holds the predictions; choose another file" in err
     assert (folder / "p.csv").read_text().startswith("cat,dog,newt,target")
+
+
+def test_budget_per_day(run, folder):
+    test = Predictions.load("test.npz")
+    p, days = Decider(Utility.one_hot(NAMES)).probabilities(test), np.arange(400) % 7
+    times = [f"2026-03-0{day + 1}T23:0{day}" for day in days]
+    lines = ["cat,dog,newt,seen_at", *(f"{a},{b},{c},{time}" for (a, b, c), time in zip(p, times, strict=True))]
+    (folder / "probs.csv").write_text("\n".join(lines))
+    words = ("probs.csv", "--abstain", "0.95", "--budget", "9/day", "--time", "seen_at")
+    code, out, err = run("decide", *words, "--out", "actions.csv")
+    assert code == 0, err
+    handed = np.array([row["action"] == "abstain" for row in table("actions.csv")])
+    for day in range(7):
+        unsure = np.sort(p[days == day].max(axis=1))
+        assert p[handed & (days == day)].max(axis=1).max() <= unsure[8] < 0.95  # the nine least sure of the day
+        assert (handed & (days == day)).sum() == 9
+    more = int((p.max(axis=1) < 0.95).sum()) - 63
+    assert (
+        f"Budget per day: total 9. Handed over: 9 to 9 on each of 7 days, 63 in all; {more} more samples"
+        in " ".join(out.split())
+    )
+    code, out, err = run("decide", *words, "--json")
+    assert json.loads(out)["budget"] == {
+        "per_day": {"total": 9},
+        "handed_over": {f"2026-03-0{d + 1}": 9 for d in range(7)},
+    }
+    for given, message in (
+        (("--budget", "9/day"), "--budget 9/day needs the time of each sample: give its column by --time COLUMN"),
+        (("--time", "seen_at"), "--time seen_at is for a budget per day: give --budget 50/day as well"),
+        (("--budget", "9.5/day", "--time", "seen_at"), "expected samples per day, such as 50/day"),
+        (
+            ("--budget", "9/day", "--time", "when"),
+            "no column 'when', which --time names; it has cat, dog, newt, seen_at",
+        ),
+        (("--budget", "9/day", "--time", "seen_at", "--save-decider", "d.json"), "a saved decider has shares"),
+        (("--budget", "9/day", "--time", "seen_at", "--out", "many/"), "is for one file"),
+    ):
+        code, out, err = run("decide", "probs.csv", "--abstain", "0.95", *given)
+        assert (code, out) == (2, "")
+        assert message in " ".join(err.split())

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
+from rfdlc import Classes, Decider, InputError, PerDay, Predictions, Utility, evaluate
 from rfdlc.decide.budgets import Budget, Worth, assign
 from rfdlc.decide.streams import StreamController
 
@@ -323,3 +323,57 @@ def test_an_action_may_not_have_the_name_of_all():
     p = probabilities(200, 3, 0)
     with pytest.raises(InputError, match="an action is called 'total', the name of the budget of all: rename"):
         Decider(Utility.one_hot(3).with_abstain(0.5, "total")).fit_budget(p, p.argmax(axis=1), budget="5%")
+
+
+def test_on_each_day_the_samples_that_are_worth_most_are_handed_over():
+    rng, p = np.random.default_rng(0), probabilities(9, 3, 0)
+    utility = Utility.one_hot(3).with_expert("doctor", confusion=0.9, cost=0.1).with_expert("nurse", confusion=0.8)
+    days = rng.permutation([1, 1, 1, 1, 2, 2, 2, 3, 3])
+    decider, worth = Decider(utility), Worth.of(utility, p)
+    for counts in (2, {"doctor": 1}, {"doctor": 1, "total": 2}, 0):
+        found = decider.decide(p, batch=PerDay(counts, days))
+        limits = counts if isinstance(counts, dict) else {"total": counts}
+        for day in (1, 2, 3):
+            rows = np.flatnonzero(days == day)
+
+            def kept(choice, limits=limits):
+                handed = {"doctor": choice.count(0), "total": len(choice) - choice.count(-1)}
+                return all(handed[name] <= most for name, most in limits.items())
+
+            every = (choice for choice in itertools.product((-1, 0, 1), repeat=len(rows)) if kept(choice))
+            best = max(sum(worth.gains[i, k] for i, k in zip(rows, choice, strict=True) if k >= 0) for choice in every)
+            mine = decider.expected_utility(p)[rows, found[rows]] - decider.expected_utility(p)[rows, worth.kept[rows]]
+            assert mine.sum() == pytest.approx(best)
+    explained = decider.explain(p, batch=PerDay(1, days))
+    wanted = decider.decide(p) >= 3
+    assert (explained.reason == "over budget").sum() == wanted.sum() - (explained.action >= 3).sum() > 0
+
+
+def test_unfamiliar_samples_count_per_day():
+    p, held = (probabilities(n, 3, seed, 0.5) for n, seed in ((40, 1), (2000, 2)))
+    decider = Decider(Utility.one_hot(3).with_abstain(0.99))
+    decider = decider.fit_unfamiliar(held, held.argmax(axis=1), score="entropy", false_alarm=0.1)
+    days, strange = np.repeat([0, 1], 20), decider.explain(p).reason == "unfamiliar"
+    assert all(0 < strange[days == day].sum() < 8 for day in (0, 1))
+    found = decider.explain(p, batch=PerDay(8, days))
+    handed = found.action == 3
+    assert [int(handed[days == day].sum()) for day in (0, 1)] == [8, 8]
+    assert handed[strange].all()
+
+
+@pytest.mark.parametrize(
+    ("counts", "days", "message"),
+    [
+        (5, [1], "1 days for 2 samples: expected one per sample"),
+        (-1, [1, 1], "total -1 per day: expected a number of samples, 0 or more"),
+        (0.5, [1, 1], "total 0.5 per day: expected a number of samples"),
+        ({"doctor": 5}, [1, 1], "budget of doctor: expected total, abstain"),
+    ],
+)
+def test_limits_per_day_that_cannot_be(counts, days, message):
+    with pytest.raises(InputError, match=message):
+        Decider(Utility.one_hot(2).with_abstain(0.9)).decide([[0.5, 0.5]] * 2, batch=PerDay(counts, days))
+    with pytest.raises(InputError, match="add one"):
+        Decider(Utility.one_hot(2)).decide([[0.5, 0.5]] * 2, batch=PerDay(1, [1, 1]))
+    with pytest.raises(InputError, match="a budget needs the rule"):
+        Decider(Utility.one_hot(2).with_abstain(0.9), rule="argmax").decide([[0.5, 0.5]], batch=PerDay(1, [1]))

@@ -121,7 +121,7 @@ def test_other_deciders_and_few_labels_are_refused(served, stream):
     other = other.fit(*model(np.random.default_rng(3), 2000), logits=True)
     with pytest.raises(InputError, match="not recalibrated from the one that is served"):
         on_top(served, other)
-    watchful = served.fit_unfamiliar(*model(np.random.default_rng(3), 2000))
+    watchful = served.fit_unfamiliar(*model(np.random.default_rng(3), 2000), logits=True)
     with pytest.raises(InputError, match="not recalibrated from the one that is served"):
         on_top(served, watchful)
     with pytest.raises(InputError, match="10 labels of logged decisions: expected at least 50"):

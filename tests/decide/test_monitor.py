@@ -171,7 +171,7 @@ def test_samples_that_calibrated_the_decider_are_a_fair_reference(seed):
 def test_unfamiliar_input_raises_an_alarm():
     rng = np.random.default_rng(13)  # of twelve seeds, alarms come at 2,288 in the mean
     held, y = model(rng, 8000)
-    decider = Decider(U, calibration=None, train_prior="train").fit_unfamiliar(held, y, false_alarm=0.005)
+    decider = Decider(U, calibration=None, train_prior="train").fit_unfamiliar(held, y, false_alarm=0.005, logits=True)
     reference = Reference.fit(decider, held, y, logits=True)
     monitor = watched(reference, decider, model(rng, 2000)[0])
     assert monitor.trusted

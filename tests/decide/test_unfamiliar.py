@@ -84,7 +84,7 @@ def test_unfamiliar_samples_are_handed_over_and_named(world, tmp_path):
     """Energy and entropy of logits: samples of no class have small logits."""
     utility = Utility.one_hot(CLASSES).with_abstain(0.2).with_expert("doctor", confusion=0.9, cost=0.6)
     x, y = world["held"]
-    decider = Decider(utility).fit_unfamiliar(logits_of(x), y, false_alarm=0.05)
+    decider = Decider(utility).fit_unfamiliar(logits_of(x), y, logits=True, false_alarm=0.05)
     known = decider.unfamiliar
     new = logits_of(world["new"][0])
     found = decider.explain(new, logits=True)
@@ -221,14 +221,14 @@ def test_new_samples_exceed_the_threshold_as_often_as_promised():
 def test_what_cannot_be_fitted_is_named(world):
     x, y = world["held"]
     with pytest.raises(InputError, match="every action decides for a class: add one"):
-        Decider(Utility.one_hot(CLASSES)).fit_unfamiliar(logits_of(x), y)
+        Decider(Utility.one_hot(CLASSES)).fit_unfamiliar(logits_of(x), y, logits=True)
     decider = Decider(Utility.one_hot(CLASSES).with_abstain(0))
     with pytest.raises(InputError, match="false_alarm is 2: expected a share between 0 and 1"):
-        decider.fit_unfamiliar(logits_of(x), y, false_alarm=2)
+        decider.fit_unfamiliar(logits_of(x), y, logits=True, false_alarm=2)
     with pytest.raises(InputError, match=r"10 held-out samples cannot show a false-alarm rate of 0\.01"):
-        decider.fit_unfamiliar(logits_of(x)[:10], y[:10], false_alarm=0.01)
+        decider.fit_unfamiliar(logits_of(x)[:10], y[:10], logits=True, false_alarm=0.01)
     with pytest.raises(InputError, match="score 'doubt' is not known: expected auto, or one or a sum of energy"):
-        decider.fit_unfamiliar(logits_of(x), y, score="doubt")
+        decider.fit_unfamiliar(logits_of(x), y, logits=True, score="doubt")
     with pytest.raises(InputError, match="energy needs logits, but these are probabilities"):
         decider.fit_unfamiliar(np.full((len(y), 6), 1 / 6), y, score="energy", logits=False)
     with pytest.raises(InputError, match=r"shape \(3, 2\) for 2 targets"):
@@ -241,7 +241,7 @@ def test_the_energy_counts_where_it_tells_classes_that_are_left_out(world):
     decider, z = Decider(Utility.one_hot(CLASSES).with_abstain(0)), logits_of(x)
     doubtful = predictive_entropy(Scores(z[None], True))[:, None]
     for shift, expected in ((-5 * doubtful, "energy + entropy"), (50 * doubtful, "entropy")):
-        assert decider.fit_unfamiliar(z + shift, y).unfamiliar.kind == expected
+        assert decider.fit_unfamiliar(z + shift, y, logits=True).unfamiliar.kind == expected
         held = Predictions(logits=z + shift, targets=y, unfamiliarity=np.arange(len(y)), classes=CLASSES)
         assert decider.fit_unfamiliar(held).unfamiliar.kind == f"given + {expected}"
         gains = []
@@ -272,7 +272,9 @@ def test_scores_without_an_energy_are_judged_by_their_entropy(world):
 
 def test_thresholds_of_earlier_versions_are_read(world):
     x, y = world["held"]
-    decider = Decider(Utility.one_hot(CLASSES).with_abstain(0)).fit_unfamiliar(logits_of(x), y, score="energy")
+    decider = Decider(Utility.one_hot(CLASSES).with_abstain(0)).fit_unfamiliar(
+        logits_of(x), y, logits=True, score="energy"
+    )
     table = decider.to_dict()
     assert table["unfamiliar"].pop("scales") == {}  # as they were written
     read = Decider.from_dict(table)
@@ -334,7 +336,7 @@ def test_unfamiliar_samples_take_no_share_of_a_batch(watchful):
 
 def test_thresholds_without_counts_serve_classes_with_counts(world):
     x, y = world["held"]
-    plain = Decider(Utility.one_hot(6).with_abstain(0.5)).fit_unfamiliar(logits_of(x), y)
+    plain = Decider(Utility.one_hot(6).with_abstain(0.5)).fit_unfamiliar(logits_of(x), y, logits=True)
     known = plain.replace(utility=Utility.one_hot(Classes.from_counts(COUNTS)).with_abstain(0.5))
     np.testing.assert_array_equal(known.decide(logits_of(x), logits=True), plain.decide(logits_of(x), logits=True))
 
@@ -364,3 +366,10 @@ def test_regions_do_not_depend_on_the_prior_that_is_decided_for(world):
     # with a class that cannot occur, nothing looks like it
     impossible = found["uniform"].replace(target_prior=[0, 0.2, 0.2, 0.2, 0.2, 0.2])
     assert len(impossible.explain(each["test"], logits=True).reason) == len(each["test"])
+
+
+def test_arrays_are_probabilities_as_in_every_other_call():
+    rng = np.random.default_rng(0)
+    held, new = rng.dirichlet([1, 1, 1], 4000), rng.dirichlet([1, 1, 1], 4000)
+    decider = Decider(Utility.one_hot(3).with_abstain(0)).fit_unfamiliar(held, held.argmax(axis=1), false_alarm=0.1)
+    assert (decider.decide(new) == 3).mean() == pytest.approx(0.1, abs=0.02)

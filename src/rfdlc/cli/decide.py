@@ -1,27 +1,30 @@
 """Commands on anybody's predictions: `rfdlc decide`, `evaluate`, `report`, `plot`, `compare`, `mislabelled`."""
 
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 import rfdlc
+from rfdlc.cli import decisions
+from rfdlc.cli.fitting import per_day
 from rfdlc.cli.lake import check_in_memory, decide_files, evaluate_files, is_folder, large_lake
 from rfdlc.cli.reading import CLASSES
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
 from rfdlc.cli.writing import SHOWN, action_table, check_other, check_writable, new_table, output, part_table
 from rfdlc.errors import expect, listing
 from rfdlc.files import replacing
+from rfdlc.tables import is_table, open_table
 
 if TYPE_CHECKING:
-    from rfdlc.decide.rules import Explanation
     from rfdlc.integrations.report.runs import ReportRun
 
 PREDICTIONS = "CSV or Parquet with one column per class (and `target`, `id`), `.npz` with scores, or a run folder."
 LAKE = "With --out FOLDER/: a folder, glob or URL of tables of any size."
 KEEP = "Copy a column to the decisions in a folder; may be repeated. A column `id` always is."
+TIME = "With `--budget 50/day`: the column with the time of each sample (or its shift, site, ...)."
 SKIP = "With --out FOLDER/: leave out rows and files that cannot be used, and name them at the end."
 SEVERAL = "Run folders, or predictions with a `target` column (CSV, Parquet, `.npz`), shown side by side."
 RATE = "`TRUE:DECIDED`, classes or groups, or any action: share of TRUE that is decided as DECIDED. May be repeated."
@@ -41,13 +44,14 @@ def decide(
     out: Annotated[str | None, Option("--out", "-o", help="Write the decisions: CSV, Parquet, or a folder.")] = None,
     keep: Annotated[list[str] | None, Option(metavar="COLUMN", help=KEEP)] = None,
     skip_broken: Annotated[bool, Option("--skip-broken", help=SKIP)] = False,
+    time: Annotated[str | None, Option(metavar="COLUMN", help=TIME)] = None,
     save_decider: Annotated[Path | None, Option(help="Write the fitted decider (JSON).")] = None,
     json: JsonOption = False,
 ) -> None:
     """Turn probabilities of any model into the actions with the highest expected utility.
 
     A budget is kept to exactly in one file. With `--out FOLDER/` it is kept to on average, by prices of held-out data:
-    the share that is handed over may be larger, and is printed.
+    the share that is handed over may be larger, and is printed. `50/day` needs no held-out data.
 
     **Examples**
 
@@ -55,15 +59,19 @@ def decide(
     - `rfdlc decide probs.csv --costs costs.csv --calibrate val.csv --abstain -0.2 --out actions.csv`
     - `rfdlc decide probs.npz -u U.csv --train-prior train --target-prior uniform -c counts.csv --json`
     - `rfdlc decide probs.csv --calibrate val.csv --expert radiologist.csv --budget 5% --out actions.csv`
+    - `rfdlc decide probs.csv --costs costs.csv --abstain -4 --budget 50/day --time booked_at --out actions.csv`
     - `rfdlc decide probs.csv --calibrate val.csv --sets macro --coverage 0.9 --out sets.csv`
     - `rfdlc decide lake/ --decider runs/a/decider.json --keep customer --skip-broken --out actions/`
     """
     import numpy as np
 
+    from rfdlc.data.sources.table import days_of
     from rfdlc.decide.metrics import readable
     from rfdlc.table_writing import write_table
 
+    limits = per_day(request.budget, time, save_decider)
     if out is not None and is_folder(out):
+        expect(not limits, f"--budget {request.budget} is for one file: name a CSV or Parquet file by --out")
         decide_files(file, request, out, keep or [], save_decider, skip_broken, json)
         return
     expect(not keep, f"--keep {listing(keep or ())} is for folders of results: give --out FOLDER/")
@@ -72,11 +80,18 @@ def decide(
     check_writable(written, endings=(".csv", ".parquet"))
     check_writable(save_decider)
     check_other(written, path)
-    predictions, decider = request.prepare(path)
-    found, columns = decider.explain(predictions, batch=True), dict[str, list[Any]]()
+    if limits:
+        known = listing(names := open_table(path).names if is_table(path) else (), 20) or "scores alone"
+        expect(time in names, f"{path}: no column {time!r}, which --time names; it has {known}")
+        request = replace(request, budget=None)
+    predictions, decider = request.prepare(path, columns=[time] if time else ())
+    decider = decider.replace(budget=None) if limits else decider
+    daily = rfdlc.PerDay(limits, days_of(np.asarray(predictions.columns[time]).tolist())) if time else None
+    found, columns = decider.explain(predictions, batch=daily or True), dict[str, list[Any]]()
+    by_day = {} if daily is None else decisions.handed_over_by_day(daily, found)
     if out is not None or json:
         ids = range(len(found)) if predictions.ids is None else predictions.ids.tolist()
-        columns = _columns(decider, found, ids)
+        columns = decisions.decision_columns(decider, found, ids)
     if written is not None:
         write_table(written, columns)
     if save_decider is not None:
@@ -86,10 +101,12 @@ def decide(
     changed = int((decider.utility.decided_class[found.action] != found.argmax).sum())
     if json:
         summary: dict[str, Any] = {"samples": len(found), "actions": dict(zip(found.actions, counts, strict=True))}
-        summary |= {"mean_expected_utility": value, "changed_from_argmax": changed, **_summary(decider, predictions)}
+        summary |= {"mean_expected_utility": value, "changed_from_argmax": changed}
+        summary |= decisions.decider_summary(decider, predictions)
         summary |= {"mean_expected_cost": 0.0 - value} if decider.utility.has_costs else {}
         summary |= {"budget": None if decider.budget is None else decider.budget.to_dict()}
-        summary |= {} if found.sets is None else {"sets": _set_summary(decider, found.sets.sum(axis=1))}
+        summary |= {"budget": {"per_day": limits, "handed_over": by_day}} if by_day else {}
+        summary |= {} if found.sets is None else {"sets": decisions.set_summary(decider, found.sets.sum(axis=1))}
         summary["out"] = None if out is None else str(out)
         if out is None:
             rows = zip(*columns.values(), strict=True)
@@ -99,9 +116,11 @@ def decide(
     costs = decider.utility.has_costs
     mean = f"Mean expected cost {readable(0.0 - value)}" if costs else f"Mean expected utility {readable(value)}"
     lines = [f"{mean}; {changed:,} of {len(found):,} differ from arg max."]
-    lines += _calibrated(decider, predictions)
-    lines += _handed_over(decider, found, "these" if request.budget and predictions.scores.corrected else "held-out")
-    lines += [] if found.sets is None else [_set_line(decider, found.sets.sum(axis=1))]
+    lines += decisions.calibrated_lines(decider, predictions)
+    which = "these" if request.budget and predictions.scores.corrected else "held-out"
+    lines += decisions.deferral_lines(decider, found, which)
+    lines += [decisions.daily_line(limits, by_day, found)] if by_day else []
+    lines += [] if found.sets is None else [decisions.set_line(decider, found.sets.sum(axis=1))]
     lines += [] if out is None else [f"Written to {out}."]
     likely = np.bincount(found.argmax, minlength=len(decider.utility.classes))
     own = zip(found.actions, decider.utility.decided_class, strict=True)
@@ -150,14 +169,17 @@ def evaluate(
     parts: dict[str, Any] = {name: result.by(predictions.columns[name]) for name in by or ()}
     classes = result.per_class() if per_class else {}
     if json:
-        summary = {"decider": _summary(decider, predictions), "over_argmax": None if gain is None else asdict(gain)}
+        summary = {
+            "decider": decisions.decider_summary(decider, predictions),
+            "over_argmax": None if gain is None else asdict(gain),
+        }
         plain = {name: {value: part.to_dict() for value, part in found.items()} for name, found in parts.items()}
         summary |= {key: found for key, found in (("by", plain), ("per_class", classes)) if found}
         output(True, result.to_dict() | summary)
         return
     tables = [part_table(name, found) for name, found in [*parts.items(), ("class", classes)] if found]
     hint = "For head, tail and false head rate give training counts: --classes RUN (a run folder) or counts.csv"
-    lines = [result.promise, *_calibrated(decider, predictions)]
+    lines = [result.promise, *decisions.calibrated_lines(decider, predictions)]
     if gain is not None:
         shown, what = (gain.as_cost, "cost") if decider.utility.has_costs else (gain, "utility")
         more = f"a gain of {readable(gain.difference)} ({readable(gain.low)} to {readable(gain.high)})"
@@ -247,7 +269,7 @@ def compare(
     first, second = ([Path(name) for name in side.split(",")] for side in (a, b))
     runs = _runs([*first, *second], request)
     found = compare_runs(runs[: len(first)], runs[len(first) :], bootstrap, seed)
-    how = [f"{run.name}: {' '.join(_calibrated(run.decider, run.predictions))}" for run in runs]
+    how = [f"{run.name}: {' '.join(decisions.calibrated_lines(run.decider, run.predictions))}" for run in runs]
     output(json, found.to_dict(), found, *how, found.verdict)
 
 
@@ -262,82 +284,6 @@ def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":
         runs.append(prepared(name, *own.prepare(file, like), file))
         like = like or runs[0].classes
     return alike(runs)
-
-
-def _calibrated(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> list[str]:
-    known = [f"Calibrated: {decider.fitted.short}."] if decider.fitted else []
-    return [*known, f"D{decider.decided_for[1:]}{decider.left_open(predictions)}."]
-
-
-def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[str, list[Any]]:
-    """Numbers have six significant digits, about the precision of float32."""
-    from rfdlc.decide.sets import set_texts
-
-    values = found.value, found.runner_up_value, found.probability
-    value, next_value, probability = ([float(f"{number:.6g}") for number in column] for column in values)
-    action, runner_up = ([found.actions[i] for i in column] for column in (found.action, found.runner_up))
-    argmax = list(decider.utility.classes.select(found.argmax))
-    columns = {"id": list(ids), "action": action, "expected_utility": value, "runner_up": runner_up}
-    columns |= {"runner_up_utility": next_value, "argmax": argmax, "argmax_probability": probability}
-    columns |= {"reason": found.reason.tolist()} if (decider.utility.decided_class < 0).any() else {}
-    if found.sets is not None:
-        columns["set"] = set_texts(found.sets, decider.utility.classes)
-        columns["set_size"] = found.sets.sum(axis=1).tolist()
-    return columns
-
-
-def _handed_over(decider: "rfdlc.Decider", found: "Explanation", which: str) -> list[str]:
-    """The shares of a budget, and what a hand-over must bring; false alarms of unfamiliar samples."""
-    from rfdlc.decide.metrics import readable
-    from rfdlc.decide.rules import OVER_BUDGET, UNFAMILIAR
-
-    lines, budget, known = [], decider.budget, decider.unfamiliar
-    if budget is not None:
-        gains = {name: f"{which} samples that gain {readable(price)} or more" for name, price in budget.prices.items()}
-        shares = ", ".join(f"{name} {100 * share:.3g}% ({gains[name]})" for name, share in budget.shares.items())
-        kept = int((found.reason == OVER_BUDGET).sum())
-        lines.append(f"Budget: {shares}; {kept:,} more samples are worth handing over.")
-    if known is not None:
-        count = int((found.reason == UNFAMILIAR).sum())
-        rates = ", ".join(f"{name} {rate:.1%}" for name, rate in known.rates.items())
-        lines.append(f"{count:,} unfamiliar; false alarms among held-out samples: {rates}.")
-    return lines
-
-
-def _set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:
-    from rfdlc.decide.sets import PredictionSets
-
-    sets, summary = decider.sets, {"kind": decider.sets.kind, "mean_size": float(sizes.mean())}
-    if isinstance(sets, PredictionSets):
-        summary |= {"coverage": sets.coverage, "promises": sets.promises(decider.utility.classes)}
-        summary |= {"max_size": sets.max_size, "held_out_coverage": sets.held_out} if sets.max_size else {}
-    return summary
-
-
-def _set_line(decider: "rfdlc.Decider", sizes: Any) -> str:
-    """What is promised for which classes, and how large the sets are."""
-    text, promises = str(decider.sets), _set_summary(decider, sizes).get("promises", ())
-    pooled = [row["class"] for row in promises if decider.sets.kind == "class" and len(row["promised_for"]) > 1]
-    none = [row["class"] for row in promises if not row["promised_for"]]
-    none = ["any coverage"] if none and len(none) == len(promises) else none
-    notes = [f"promised together: {listing(pooled)}"] * bool(pooled) + [f"not promised: {listing(none)}"] * bool(none)
-    size = f"{sizes.mean():.3g} classes per set on average, at most {sizes.max()}"
-    return f"{text[0].upper()}{text[1:]}: {'; '.join([size, *notes])}."
-
-
-def _summary(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> dict[str, Any]:
-    """What was fitted and corrected, for JSON."""
-    target, names, estimate = decider.target_prior, decider.utility.classes.names, decider.estimate
-    intervals: dict[str, Any] = {}
-    if estimate is not None:
-        bounds = zip(*(end.tolist() for end in estimate.interval()), strict=True)
-        intervals["target_prior_interval"] = dict(zip(names, bounds, strict=True))
-        intervals["expected_utility_interval"] = decider.utility_interval(predictions, estimate)
-    shares = None if target is None else dict(zip(names, target.tolist(), strict=True))
-    fitted = str(decider.fitted) if decider.fitted else None
-    known = {"rule": decider.rule, "combine": decider.combine, "calibration": fitted}
-    told = decider.decided_for + ("" if estimate is not None else decider.left_open(predictions))
-    return intervals | known | {"decided_for": told, "target_prior": shares}
 
 
 @takes_request

@@ -1,5 +1,6 @@
 """Sets, budgets and thresholds that the options ask for, fitted to held-out predictions."""
 
+import re
 from typing import Any
 
 import rfdlc
@@ -63,6 +64,24 @@ def with_deferral(
         decider = decider.fit_unfamiliar(held, false_alarm=as_share(false_alarm, "--unfamiliar"))
     if budget is None:
         return decider
-    items = (item.partition("=") for item in budget.split(","))
-    pairs = {name.strip(): share for name, _, share in items} if "=" in budget else budget
-    return decider.fit_budget(priced, budget=pairs)
+    return decider.fit_budget(priced, budget=_by_action(budget) if "=" in budget else budget)
+
+
+def per_day(budget: str | None, time: str | None, save: Any) -> dict[str, int]:
+    """Samples per day of `50/day` or `total=50/day,doctor=20/day`, by name; none for a share."""
+    from rfdlc.decide.budgets import TOTAL
+
+    if budget is None or "day" not in budget.lower():
+        expect(time is None, f"--time {time} is for a budget per day: give --budget 50/day as well")
+        return {}
+    expect(time is not None, f"--budget {budget} needs the time of each sample: give its column by --time COLUMN")
+    expect(save is None, f"--budget {budget} is for this file: a saved decider has shares (--budget 5%)")
+    named = _by_action(budget) if "=" in budget else {TOTAL: budget}
+    found = {name: re.fullmatch(r"\s*(\d+)\s*/\s*day\s*", text, re.ASCII) for name, text in named.items()}
+    told = f"--budget {budget}: expected samples per day, such as 50/day or total=50/day,doctor=20/day"
+    expect(all(found.values()), told)
+    return {name: int(match[1]) for name, match in found.items() if match}
+
+
+def _by_action(budget: str) -> dict[str, str]:
+    return {name.strip(): value for name, _, value in (item.partition("=") for item in budget.split(","))}

@@ -118,13 +118,17 @@ def since_1970(text: str) -> timedelta | None:
     >>> since_1970("1970-01-02T12:00+06:00"), since_1970("2.1.1970"), since_1970("2024")
     (datetime.timedelta(days=1, seconds=21600), datetime.timedelta(days=1), None)
     """
-    text = DOTTED.sub(lambda found: f"{found[3]}-{found[2]:0>2}-{found[1]:0>2}", text)
+    text = iso_date(text)
     if not DATE.fullmatch(text):
         return None
     with suppress(ValueError):
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
     return None
+
+
+def iso_date(text: str) -> str:
+    return DOTTED.sub(lambda found: f"{found[3]}-{found[2]:0>2}-{found[1]:0>2}", text)
 
 
 def is_date(text: str) -> bool:

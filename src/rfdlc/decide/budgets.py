@@ -67,6 +67,46 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class PerDay:
+    """On each day at most so many samples are handed over, those for which it is worth most.
+
+    Parameters
+    ----------
+    counts : int or dict
+        Samples of each day: of all actions that hand over, or by action (and `total`).
+    days : sequence, shape (N,)
+        The day of each sample, or another name of what has these limits: a shift, a site.
+
+    Examples
+    --------
+    >>> from rfdlc import Decider
+    >>> decider = Decider(Utility.one_hot(["ok", "fraud"]).with_abstain(0.9))
+    >>> p = [[0.6, 0.4], [0.5, 0.5], [0.3, 0.7]]
+    >>> decider.decide(p, batch=PerDay(1, ["Monday", "Monday", "Tuesday"])).tolist()
+    [0, 2, 2]
+    """
+
+    counts: int | Mapping[str, int]
+    days: Sequence[Any]
+
+    def limits(self, utility: Utility) -> dict[str, int]:
+        """The counts by name, checked."""
+        named = self.counts if isinstance(self.counts, Mapping) else {TOTAL: self.counts}
+        check_limited(named, utility)
+        for name, count in named.items():
+            whole = isinstance(count, int | np.integer) and count >= 0
+            expect(whole, f"{name} {count!r} per day: expected a number of samples, 0 or more")
+        return {str(name): int(count) for name, count in named.items()}
+
+    def rows(self, samples: int) -> list[Indices]:
+        """The samples of each day."""
+        names = [str(day) for day in self.days]
+        expect(len(names) == samples, f"{len(names)} days for {samples} samples: expected one per sample")
+        numbers = np.unique(names, return_inverse=True)[1]
+        return np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+
+
+@dataclass(frozen=True)
 class Worth:
     """What handing over samples is worth: the best class of each, and the gain of each action that hands over."""
 
@@ -90,12 +130,17 @@ class Worth:
 
 def as_shares(given: Any, utility: Utility) -> dict[str, float]:
     """A share ("5%", 0.05) of all hand-overs, or shares by action, as numbers by name."""
+    named = given if isinstance(given, Mapping) else {TOTAL: given}
+    check_limited(named, utility)
+    return {str(name): as_share(value) for name, value in named.items()}
+
+
+def check_limited(named: Mapping[str, Any], utility: Utility) -> None:
+    """Raise unless these are names of actions that hand over, or `total`."""
     handing = handing_over(utility)
     expect(TOTAL not in handing, f"an action is called {TOTAL!r}, the name of the budget of all: rename the action")
-    named = given if isinstance(given, Mapping) else {TOTAL: given}
     unknown = [str(name) for name in named if name not in (TOTAL, *handing)]
     expect(named and not unknown, f"budget of {listing(unknown) or 'nothing'}: expected {listing([TOTAL, *handing])}")
-    return {str(name): as_share(value) for name, value in named.items()}
 
 
 def handing_over(utility: Utility) -> list[str]:
@@ -136,6 +181,10 @@ def fitted_budget(
     return budget_of(decider, p, targets, budget, handed)
 
 
+def check_budget_rule(decider: "Decider") -> None:
+    expect(decider.rule == "expected-utility", f"a budget needs the rule 'expected-utility', not {decider.rule!r}")
+
+
 def budget_of(decider: "Decider", p: Floats, targets: Indices, budget: Any, handed: Any = False) -> Budget:
     """Prices from corrected probabilities (N, C) of held-out samples."""
     prior = decider.decided_prior
@@ -145,7 +194,7 @@ def budget_of(decider: "Decider", p: Floats, targets: Indices, budget: Any, hand
 
 def priced(decider: "Decider", p: Floats, weights: NDArray[np.float64], budget: Any, handed: Any = False) -> Budget:
     """Prices from corrected probabilities (N, C) of samples with weights (N,)."""
-    expect(decider.rule == "expected-utility", f"a budget needs the rule 'expected-utility', not {decider.rule!r}")
+    check_budget_rule(decider)
     utility, shares, worth = decider.utility, as_shares(budget, decider.utility), Worth.of(decider.utility, p)
     worth.gains[np.broadcast_to(handed, len(p))] = -1.0
     names, groups = limited_actions(shares, worth, utility)
@@ -153,18 +202,31 @@ def priced(decider: "Decider", p: Floats, weights: NDArray[np.float64], budget: 
     return Budget(shares, dict(zip(names, prices.tolist(), strict=True)))
 
 
-def kept_to(decider: "Decider", scores: Scores, batch: bool, handed: Any = False) -> Indices:
-    """Actions (N,) by the prices of a decider with a budget, or, of a whole batch, within the shares exactly.
+def kept_to(decider: "Decider", scores: Scores, batch: "bool | PerDay", handed: Any = False) -> Indices:
+    """Actions (N,) by the prices of a decider with a budget, or, of a whole batch, within the shares or counts exactly.
 
-    Samples that are `handed` over anyway (N,) take no share.
+    Samples that are `handed` over anyway (N,) take no share, but are counted per day.
     """
-    if not batch or decider.budget is None:
+    daily, utility, budget, samples = isinstance(batch, PerDay), decider.utility, decider.budget, len(scores)
+    if not daily and (not batch or budget is None):
         return np.concatenate([largest(decider.gains(p)) for _, p in decider.stream(scores)])
-    worth = Worth.of(decider.utility, np.concatenate([p for _, p in decider.stream(scores)]))
-    worth.gains[np.broadcast_to(handed, len(scores))] = -1.0
-    names, groups = limited_actions(decider.budget.shares, worth, decider.utility)
-    counts = [float(np.floor(decider.budget.shares[name] * len(scores) + TIE)) for name in names]
-    return worth.chosen(assign(worth.gains, groups, counts)[0])
+    worth = Worth.of(utility, np.concatenate([p for _, p in decider.stream(scores)]))
+    strange = np.broadcast_to(handed, samples)
+    worth.gains[strange] = -1.0
+    if isinstance(batch, PerDay):
+        check_budget_rule(decider)
+        limits, parts = batch.limits(utility), batch.rows(samples)
+    else:
+        assert budget is not None
+        limits = {name: int(np.floor(share * samples + TIE)) for name, share in budget.shares.items()}
+        parts = [np.arange(samples)]
+    names, groups = limited_actions(limits, worth, utility)
+    choice = np.empty(samples, dtype=np.int64)
+    for rows in parts:
+        taken = int(strange[rows].sum()) if daily else 0
+        left = [max(0, limits[name] - taken * (name == TOTAL)) for name in names]
+        choice[rows] = assign(worth.gains[rows], groups, left)[0]
+    return worth.chosen(choice)
 
 
 def priced_alike(one: "Decider", other: "Decider") -> bool:
@@ -175,11 +237,11 @@ def priced_alike(one: "Decider", other: "Decider") -> bool:
     return all(same) and one.fitted is other.fitted and equal
 
 
-def limited_actions(shares: dict[str, float], worth: Worth, utility: Utility) -> tuple[list[str], NDArray[np.bool_]]:
+def limited_actions(named: Mapping[str, float], worth: Worth, utility: Utility) -> tuple[list[str], NDArray[np.bool_]]:
     """The names of the budgets, and which actions (K,) each limits."""
     handing = [utility.actions[a] for a in worth.actions]
-    limited = [[name in (TOTAL, action) for action in handing] for name in shares]
-    return list(shares), np.array(limited, dtype=bool).reshape(len(shares), len(handing))
+    limited = [[name in (TOTAL, action) for action in handing] for name in named]
+    return list(named), np.array(limited, dtype=bool).reshape(len(named), len(handing))
 
 
 def assign(

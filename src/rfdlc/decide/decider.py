@@ -24,7 +24,7 @@ from rfdlc.decide.priors import Prior, PriorEstimate, as_groups, as_prior, as_we
 from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, largest
 from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
 from rfdlc.decide.sets import PredictionSets, as_sets, check_coverage
-from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, flags, handed_over, unfamiliar_action
+from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, flags, handed_over, is_limited, unfamiliar_action
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import BrokenRows, InputError, choose, expect, listing
 
@@ -179,7 +179,7 @@ class Decider:
 
     def fit_unfamiliar(
         self, scores: Any, targets: ArrayLike | None = None, *, false_alarm: float = 0.05, score: str = "auto",
-        logits: bool = True,
+        logits: bool = False,
     ) -> "Decider":  # fmt: skip
         """Return a decider that hands over a share of held-out samples, unlike all others by an `Unfamiliar` score."""
         checked, y = self.read_labelled(scores, targets, logits)
@@ -211,10 +211,10 @@ class Decider:
         """The share of the samples that calibrated this decider that are among these, by content or by id."""
         return scores.share_of(self.calibrated_on, targets)
 
-    def decide(self, scores: Any, *, logits: bool = False, batch: bool = False) -> Indices:
+    def decide(self, scores: Any, *, logits: bool = False, batch: bool | budgets.PerDay = False) -> Indices:
         """The chosen action of each sample (N,), an index into `utility.actions`; `batch` keeps to budgets exactly."""
         checked, ratio = self.read(scores, logits), self.ratio()
-        if self.budget is not None or self.unfamiliar is not None:
+        if is_limited(self, batch):
             return handed_over(self, checked, batch)[0]
         gain = RULES[self.rule](self.utility, ratio)  # linear rules take the correction into their matrix
         return np.concatenate([largest(gain(p)) for _, p in self.calibrated(checked, ratio)])
@@ -242,11 +242,11 @@ class Decider:
         """Combined, calibrated, prior-corrected probabilities (N, C), marked so that no Decider takes them again."""
         return np.concatenate([p for _, p in self.stream(self.read(scores, logits))]).view(CorrectedProbabilities)
 
-    def explain(self, scores: Any, *, logits: bool = False, batch: bool = False) -> Explanation:
+    def explain(self, scores: Any, *, logits: bool = False, batch: bool | budgets.PerDay = False) -> Explanation:
         """For each sample the chosen action (as `decide`), its value, the runner-up, and what arg max would do."""
-        checked, limited = self.read(scores, logits), self.budget is not None or self.unfamiliar is not None
-        given, ratio = handed_over(self, checked, batch) if limited else (), self.ratio()
-        return explanation(self, self.calibrated(checked, ratio), ratio, *given)
+        checked, ratio, daily = self.read(scores, logits), self.ratio(), isinstance(batch, budgets.PerDay)
+        given = handed_over(self, checked, batch) if is_limited(self, batch) else ()
+        return explanation(self, self.calibrated(checked, ratio), ratio, *given, daily=daily)
 
     def explain_probabilities(self, probabilities: Floats, unfamiliar: Any = None) -> Explanation:
         """Like `explain`, from corrected probabilities (N, C), and which samples are unfamiliar (N,), if known."""

@@ -28,14 +28,14 @@ def decided_values(decider: "Decider", scores: Scores) -> tuple[Indices, Floats]
 
 
 def explanation(
-    decider: "Decider", pieces: Iterable[tuple[slice, Floats]], ratio: Prior | None, *given: Any
+    decider: "Decider", pieces: Iterable[tuple[slice, Floats]], ratio: Prior | None, *given: Any, daily: bool = False
 ) -> Explanation:
     """From chunks of calibrated probabilities, the ratio that corrects them, and what is decided already, if anything.
 
-    `given` are the actions (N,) and which samples are unfamiliar (N,).
+    `given` are the actions (N,) and which samples are unfamiliar (N,); `daily`, that they keep to limits per day.
     """
     chunks, rng = list[Any](), None if decider.sets is None else np.random.default_rng(0)
-    utility, limited, priced = decider.utility, decider.budget is not None, given or decider.budget is not None
+    utility, limited, priced = decider.utility, daily or decider.budget is not None, given or decider.budget is not None
     gain, value = RULES[decider.rule](utility, ratio), value_of(utility, ratio) if gains_tell(decider) else None
     for rows, calibrated in pieces:
         p = corrected(calibrated, ratio)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.decide.budgets import Budget, Worth, handing_over, limited_actions
+from rfdlc.decide.budgets import Budget, Worth, check_budget_rule, handing_over, limited_actions
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.unfamiliar import flags, unfamiliar_action
@@ -57,7 +57,7 @@ class StreamController:
     ) -> None:
         fix = "fit one on held-out data (Decider.fit_budget), or give a number of samples per day (per_day)"
         expect(decider.budget is not None or per_day is not None, f"the decider has no budget: {fix}")
-        expect(decider.rule == "expected-utility", f"a budget needs the rule 'expected-utility', not {decider.rule!r}")
+        check_budget_rule(decider)
         handing_over(decider.utility)
         self._budget = decider.budget or Budget({}, {})
         expect(window * tolerance >= 2, f"window {window} x tolerance {tolerance} is less than 2 samples: enlarge one")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decide.budgets import kept_to
+from rfdlc.decide.budgets import PerDay, kept_to
 from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.decide.metrics import roc_area
 from rfdlc.decide.rules import UNFAMILIAR, largest
@@ -248,7 +248,12 @@ def deviation(values: Floats, weights: Floats) -> float:
     return max(float(np.sqrt(np.average((values - mean) ** 2, weights=weights))), 1e-12)
 
 
-def handed_over(decider: "Decider", scores: Scores, batch: bool) -> tuple[Indices, NDArray[np.bool_]]:
+def is_limited(decider: "Decider", batch: bool | PerDay) -> bool:
+    """Whether more than the rule says which samples are handed over."""
+    return decider.budget is not None or decider.unfamiliar is not None or isinstance(batch, PerDay)
+
+
+def handed_over(decider: "Decider", scores: Scores, batch: bool | PerDay) -> tuple[Indices, NDArray[np.bool_]]:
     """Actions (N,) within the budget, and which samples are unfamiliar and are handed over for it.
 
     These get the action `unfamiliar` if there is one, or else the best action that hands over.
@@ -261,7 +266,7 @@ def handed_over(decider: "Decider", scores: Scores, batch: bool) -> tuple[Indice
     each = [(largest(decider.gains(p)), unfamiliar_action(utility, p), _seen_as(decider, p)) for p in pieces]
     kept, forced, likeliest = map(np.concatenate, zip(*each, strict=True))
     flagged = found.above(found.score(scores), likeliest, utility.classes)
-    if batch and decider.budget is not None:
+    if batch and (decider.budget is not None or isinstance(batch, PerDay)):
         kept = kept_to(decider, scores, batch, flagged)
     return np.where(flagged, forced, kept), flagged
 

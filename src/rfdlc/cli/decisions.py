@@ -1,0 +1,107 @@
+"""What the commands that decide write and say: columns, lines below the tables, and parts of their JSON."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import rfdlc
+from rfdlc.errors import listing
+
+if TYPE_CHECKING:
+    from rfdlc.decide.rules import Explanation
+
+
+def calibrated_lines(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> list[str]:
+    known = [f"Calibrated: {decider.fitted.short}."] if decider.fitted else []
+    return [*known, f"D{decider.decided_for[1:]}{decider.left_open(predictions)}."]
+
+
+def decision_columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[str, list[Any]]:
+    """Numbers have six significant digits, about the precision of float32."""
+    from rfdlc.decide.sets import set_texts
+
+    values = found.value, found.runner_up_value, found.probability
+    value, next_value, probability = ([float(f"{number:.6g}") for number in column] for column in values)
+    action, runner_up = ([found.actions[i] for i in column] for column in (found.action, found.runner_up))
+    argmax = list(decider.utility.classes.select(found.argmax))
+    columns = {"id": list(ids), "action": action, "expected_utility": value, "runner_up": runner_up}
+    columns |= {"runner_up_utility": next_value, "argmax": argmax, "argmax_probability": probability}
+    columns |= {"reason": found.reason.tolist()} if (decider.utility.decided_class < 0).any() else {}
+    if found.sets is not None:
+        columns["set"] = set_texts(found.sets, decider.utility.classes)
+        columns["set_size"] = found.sets.sum(axis=1).tolist()
+    return columns
+
+
+def deferral_lines(decider: "rfdlc.Decider", found: "Explanation", which: str) -> list[str]:
+    """The shares of a budget, and what a hand-over must bring; false alarms of unfamiliar samples."""
+    from rfdlc.decide.metrics import readable
+    from rfdlc.decide.rules import OVER_BUDGET, UNFAMILIAR
+
+    lines, budget, known = [], decider.budget, decider.unfamiliar
+    if budget is not None:
+        gains = {name: f"{which} samples that gain {readable(price)} or more" for name, price in budget.prices.items()}
+        shares = ", ".join(f"{name} {100 * share:.3g}% ({gains[name]})" for name, share in budget.shares.items())
+        kept = int((found.reason == OVER_BUDGET).sum())
+        lines.append(f"Budget: {shares}; {kept:,} more samples are worth handing over.")
+    if known is not None:
+        count = int((found.reason == UNFAMILIAR).sum())
+        rates = ", ".join(f"{name} {rate:.1%}" for name, rate in known.rates.items())
+        lines.append(f"{count:,} unfamiliar; false alarms among held-out samples: {rates}.")
+    return lines
+
+
+def handed_over_by_day(daily: "rfdlc.PerDay", found: "Explanation") -> dict[str, int]:
+    """How many samples of each day are handed over."""
+    from rfdlc.decide.rules import EXPECTED_UTILITY, UNFAMILIAR
+
+    handed = Counter(
+        day for day, reason in zip(daily.days, found.reason, strict=True) if reason in (EXPECTED_UTILITY, UNFAMILIAR)
+    )
+    return {day: handed[day] for day in sorted({*daily.days})}
+
+
+def daily_line(limits: dict[str, int], days: dict[str, int], found: "Explanation") -> str:
+    from rfdlc.decide.rules import OVER_BUDGET
+
+    most = ", ".join(f"{name} {count:,}" for name, count in limits.items())
+    handed = (
+        f"{min(days.values()):,} to {max(days.values()):,} on each of {len(days):,} days, {sum(days.values()):,} in all"
+    )
+    more = int((found.reason == OVER_BUDGET).sum())
+    return f"Budget per day: {most}. Handed over: {handed}; {more:,} more samples are worth it."
+
+
+def set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:
+    from rfdlc.decide.sets import PredictionSets
+
+    sets, summary = decider.sets, {"kind": decider.sets.kind, "mean_size": float(sizes.mean())}
+    if isinstance(sets, PredictionSets):
+        summary |= {"coverage": sets.coverage, "promises": sets.promises(decider.utility.classes)}
+        summary |= {"max_size": sets.max_size, "held_out_coverage": sets.held_out} if sets.max_size else {}
+    return summary
+
+
+def set_line(decider: "rfdlc.Decider", sizes: Any) -> str:
+    """What is promised for which classes, and how large the sets are."""
+    text, promises = str(decider.sets), set_summary(decider, sizes).get("promises", ())
+    pooled = [row["class"] for row in promises if decider.sets.kind == "class" and len(row["promised_for"]) > 1]
+    none = [row["class"] for row in promises if not row["promised_for"]]
+    none = ["any coverage"] if none and len(none) == len(promises) else none
+    notes = [f"promised together: {listing(pooled)}"] * bool(pooled) + [f"not promised: {listing(none)}"] * bool(none)
+    size = f"{sizes.mean():.3g} classes per set on average, at most {sizes.max()}"
+    return f"{text[0].upper()}{text[1:]}: {'; '.join([size, *notes])}."
+
+
+def decider_summary(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> dict[str, Any]:
+    """What was fitted and corrected, for JSON."""
+    target, names, estimate = decider.target_prior, decider.utility.classes.names, decider.estimate
+    intervals: dict[str, Any] = {}
+    if estimate is not None:
+        bounds = zip(*(end.tolist() for end in estimate.interval()), strict=True)
+        intervals["target_prior_interval"] = dict(zip(names, bounds, strict=True))
+        intervals["expected_utility_interval"] = decider.utility_interval(predictions, estimate)
+    shares = None if target is None else dict(zip(names, target.tolist(), strict=True))
+    fitted = str(decider.fitted) if decider.fitted else None
+    known = {"rule": decider.rule, "combine": decider.combine, "calibration": fitted}
+    told = decider.decided_for + ("" if estimate is not None else decider.left_open(predictions))
+    return intervals | known | {"decided_for": told, "target_prior": shares}
