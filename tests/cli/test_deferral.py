@@ -41,7 +41,7 @@ def test_expert_and_budget(run, folder):
     assert {row["reason"] for row in handed} == {"expected utility"}
     over = [row for row in rows if row["reason"] == "over budget"]
     assert over
-    assert "Budget: total 5% (held-out samples that gain " in out
+    assert "Budget: total 5% of held-out samples, which gain " in out
     assert f"; {len(over)} more samples are worth handing over." in out
     confusion = [[0.8, 0.2, 0], [0.2, 0.8, 0], [0, 0, 1]]
     utility = Utility.one_hot(NAMES).with_expert("doctor", confusion=confusion, cost=0.05)
@@ -155,3 +155,13 @@ def test_budget_per_day(run, folder):
         code, out, err = run("decide", "probs.csv", "--abstain", "0.95", *given)
         assert (code, out) == (2, "")
         assert message in " ".join(err.split())
+
+
+def test_an_action_that_can_never_be_chosen_is_named(run, folder):
+    costs = "true,cat,dog,newt,inspect\ncat,0,1,1,2\ndog,9,0,1,2\nnewt,50,50,0,2\n"
+    (folder / "costs.csv").write_text(costs)
+    code, _, err = run("decide", "test.npz", "--costs", "costs.csv")
+    assert code == 0
+    assert "the action 'inspect' will never be chosen: 'newt' is at least as good whatever the true class is" in err
+    (folder / "costs.csv").write_text(costs.replace(",2", ",0.5"))
+    assert "never be chosen" not in run("decide", "test.npz", "--costs", "costs.csv")[2]

@@ -295,6 +295,12 @@ def test_a_number_per_day_alone_hands_over_where_it_pays_until_it_is_reached():
         expected.append(value.argmax() if hand_over else value[:5].argmax())
     assert actions.tolist() == expected
     assert set(used.values()) == {25}
+    seconds = np.arange(900) % 300 * np.timedelta64(200, "s")  # times instead of days
+    times = np.datetime64("2026-03-01") + days * np.timedelta64(1, "D") + seconds
+    for given in (times, [f"{time}+02:00" for time in times]):
+        again = StreamController(Decider(utility), per_day=25)
+        assert again.decide(p, days=given).tolist() == expected
+        assert list(again.counts) == ["2026-03-06", "2026-03-07", "2026-03-08"]
     assert {*actions.tolist()} >= {5, 6}
     with pytest.raises(InputError, match="every action decides for a class"):
         StreamController(Decider(Utility.one_hot(5)), per_day=25)

@@ -65,7 +65,6 @@ def decide(
     """
     import numpy as np
 
-    from rfdlc.data.sources.table import days_of
     from rfdlc.decide.metrics import readable
     from rfdlc.table_writing import write_table
 
@@ -86,7 +85,7 @@ def decide(
         request = replace(request, budget=None)
     predictions, decider = request.prepare(path, columns=[time] if time else ())
     decider = decider.replace(budget=None) if limits else decider
-    daily = rfdlc.PerDay(limits, days_of(np.asarray(predictions.columns[time]).tolist())) if time else None
+    daily = rfdlc.PerDay(limits, np.asarray(predictions.columns[time])) if time else None
     found, columns = decider.explain(predictions, batch=daily or True), dict[str, list[Any]]()
     by_day = {} if daily is None else decisions.handed_over_by_day(daily, found)
     if out is not None or json:

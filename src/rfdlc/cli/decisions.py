@@ -4,6 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import rfdlc
+from rfdlc.dates import days_of
 from rfdlc.errors import listing
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ def deferral_lines(decider: "rfdlc.Decider", found: "Explanation", which: str) -
 
     lines, budget, known = [], decider.budget, decider.unfamiliar
     if budget is not None:
-        gains = {name: f"{which} samples that gain {readable(price)} or more" for name, price in budget.prices.items()}
-        shares = ", ".join(f"{name} {100 * share:.3g}% ({gains[name]})" for name, share in budget.shares.items())
+        told = "{} {:.3g}% of {} samples, which gain {} or more".format
+        prices = {name: readable(price) for name, price in budget.prices.items()}
+        shares = ", ".join(told(name, 100 * share, which, prices[name]) for name, share in budget.shares.items())
         kept = int((found.reason == OVER_BUDGET).sum())
         lines.append(f"Budget: {shares}; {kept:,} more samples are worth handing over.")
     if known is not None:
@@ -54,10 +56,11 @@ def handed_over_by_day(daily: "rfdlc.PerDay", found: "Explanation") -> dict[str,
     """How many samples of each day are handed over."""
     from rfdlc.decide.rules import EXPECTED_UTILITY, UNFAMILIAR
 
+    days = days_of(daily.days)
     handed = Counter(
-        day for day, reason in zip(daily.days, found.reason, strict=True) if reason in (EXPECTED_UTILITY, UNFAMILIAR)
+        day for day, reason in zip(days, found.reason, strict=True) if reason in (EXPECTED_UTILITY, UNFAMILIAR)
     )
-    return {day: handed[day] for day in sorted({*daily.days})}
+    return {day: handed[day] for day in sorted({*days})}
 
 
 def daily_line(limits: dict[str, int], days: dict[str, int], found: "Explanation") -> str:

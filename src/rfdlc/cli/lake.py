@@ -99,7 +99,10 @@ def decide_files(
     summary: dict[str, Any] = {"samples": found.samples, "files": found.files, "actions": found.actions}
     summary |= {"mean_expected_utility": found.mean_expected_utility, "decided_for": decider.decided_for}
     summary |= {"files_before": found.before, "skipped": found.skipped, "budget": None}
-    lines = [f"Mean expected utility {readable(found.mean_expected_utility)}; d{decider.decided_for[1:]}."]
+    value = found.mean_expected_utility
+    costs = decider.utility.has_costs
+    mean = f"Mean expected cost {readable(0.0 - value)}" if costs else f"Mean expected utility {readable(value)}"
+    lines = [f"{mean}; d{decider.decided_for[1:]}."]
     if (budget := decider.budget) is not None:
         handed = budget.handed_over(found.actions, decider.utility)
         summary["budget"] = budget.to_dict() | {"kept_by": "prices", "handed_over": handed}

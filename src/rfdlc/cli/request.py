@@ -145,6 +145,8 @@ class UtilityRequest:
             utility = utility.with_abstain(abstain)
         for file in self.expert or ():
             utility = None if utility is None else reading.with_expert(utility, file)
+        if utility is not None and (adds or named not in (None, *reading.BUILDERS)):
+            reading.warn_of_useless_actions(utility)
         return utility
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.frames import list_of, with_items
+from rfdlc.dates import is_date, since_1970
 from rfdlc.errors import expect, listing
 from rfdlc.tables import is_number, number
 
@@ -23,7 +24,6 @@ MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "<na>", "nat"}
 MOST_CATEGORIES = 1000
 FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
-DOTTED = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)", re.ASCII)  # day, month, year
 GROUPED = re.compile(r"[-+]?\d{1,3}([.,' \u00a0\u202f]\d{3})+([.,]\d+)?", re.ASCII)  # with thousands separators
 LIMIT = re.compile(r"[<>\u2264\u2265]=?\s*\d+([.,]\d+)?", re.ASCII)  # below or above what can be measured
 DIGITS = re.compile(r"\d+", re.ASCII)
@@ -36,7 +36,6 @@ NOTHING = (
     "column {!r} holds nothing that training saw (here {}; there {}): it tells the model nothing, write it as there"
 )
 EMPTY = "column {!r} is empty in {} of the rows, but never was in training: {}"
-DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
 ROUNDED = 1e-3  # rounding to 32 bits may move a number by this share of its column's spread; a Unix time moves by 64
 
 Column = NDArray[Any]  # float64 with nan, datetime64 with NaT, or objects: text, and None for a missing value
@@ -110,29 +109,6 @@ def holds_codes(cells: Cells) -> bool:
         return False
     texts = [text for text in text_column(cells) if text is not None]
     return any(re.match(r"0\d", text) for text in texts) and all(map(DIGITS.fullmatch, texts))
-
-
-def since_1970(text: str) -> timedelta | None:
-    """From 1970-01-01 to a date in ISO 8601 or day.month.year, perhaps with a time (in UTC unless it says its offset).
-
-    >>> since_1970("1970-01-02T12:00+06:00"), since_1970("2.1.1970"), since_1970("2024")
-    (datetime.timedelta(days=1, seconds=21600), datetime.timedelta(days=1), None)
-    """
-    text = iso_date(text)
-    if not DATE.fullmatch(text):
-        return None
-    with suppress(ValueError):
-        found = datetime.fromisoformat(text)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return None
-
-
-def iso_date(text: str) -> str:
-    return DOTTED.sub(lambda found: f"{found[3]}-{found[2]:0>2}-{found[1]:0>2}", text)
-
-
-def is_date(text: str) -> bool:
-    return since_1970(text) is not None
 
 
 def _is_typed_date(cells: Cells) -> bool:
@@ -347,6 +323,7 @@ class TableEncoder:
     ) -> NDArray[np.float32]:
         """Features of rows {column: cells}. What is unlike in training: a warning unless `told`, or one of `doubts`."""
         absent = [column.name for column in self.columns if column.name not in table]
+        absent = list(dict.fromkeys(list_of(name) or name for name in absent))  # of a column of lists, its own name
         expect(not absent, f"the rows lack the columns {listing(absent)}: expected all that training had")
         lengths = {column.name: len(table[column.name]) for column in self.columns}
         if len(set(lengths.values())) > 1:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rfdlc.dates import days_of
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.rules import largest
@@ -75,7 +76,7 @@ class PerDay:
     counts : int or dict
         Samples of each day: of all actions that hand over, or by action (and `total`).
     days : sequence, shape (N,)
-        The day of each sample, or another name of what has these limits: a shift, a site.
+        The day of each sample, or its time, or another name of what has these limits: a shift, a site.
 
     Examples
     --------
@@ -87,7 +88,7 @@ class PerDay:
     """
 
     counts: int | Mapping[str, int]
-    days: Sequence[Any]
+    days: Sequence[Any] | NDArray[Any]
 
     def limits(self, utility: Utility) -> dict[str, int]:
         """The counts by name, checked."""
@@ -100,7 +101,7 @@ class PerDay:
 
     def rows(self, samples: int) -> list[Indices]:
         """The samples of each day."""
-        names = [str(day) for day in self.days]
+        names = days_of(self.days)
         expect(len(names) == samples, f"{len(names)} days for {samples} samples: expected one per sample")
         numbers = np.unique(names, return_inverse=True)[1]
         return np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.dates import days_of
 from rfdlc.decide.budgets import Budget, Worth, check_budget_rule, handing_over, limited_actions
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
@@ -71,10 +72,10 @@ class StreamController:
         self._sorted, self._pending = self._recent, list[NDArray[np.float64]]()
 
     def decide(self, scores: Any, *, days: Sequence[Any] | None = None, logits: bool = False) -> Indices:
-        """The actions (N,) of the next samples of the stream, in their order; `days` names the day of each."""
+        """The actions (N,) of the next samples of the stream, in their order; `days` are their days, or times."""
         decider = self.decider
         checked = decider.read(scores, logits)
-        named = [""] * len(checked) if days is None else [str(day) for day in days]
+        named = [""] * len(checked) if days is None else days_of(days)
         expect(len(named) == len(checked), f"{len(named)} days for {len(checked)} samples: expected one per sample")
         expect(self.per_day is None or days is not None, "per_day needs the day of each sample: give days")
         p = np.concatenate([p for _, p in decider.stream(checked)])

@@ -317,7 +317,7 @@ def _warn_of_missing_actions(actions: Sequence[str], classes: Sequence[str]) -> 
             name = lacking.pop(near)
             warnings.warn(
                 f"the action {action!r} is not a class, so it hands samples over, and no action decides for the class "
-                f"{name!r}: did you mean {name!r}?",
+                f"{name!r}: if this is meant, call both the same",
                 stacklevel=1,
             )
     if lacking and known & decided:

@@ -341,8 +341,8 @@ class Result:
             if self.system.get_file_info(place).type == FileType.File:
                 with self.system.open_input_stream(place) as stream:
                     begun = parse_json(stream.read())
-                other = ", another ".join(name for name in self.job if begun.get(name) != self.job[name])
-                begun_with = f"{self.out} was begun with another {other}: run that command to continue"
+                other = ", ".join(name for name in self.job if begun.get(name) != self.job[name])
+                begun_with = f"{self.out} was begun with other settings ({other}): run that command to continue"
                 expect(not other, f"{begun_with}, or remove the folder to start over")
             else:
                 foreign = f"it holds other files ({listing(there)}): choose another folder"

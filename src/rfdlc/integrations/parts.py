@@ -166,9 +166,9 @@ class Parts:
     def _check_same(self) -> None:
         names = self._names()
         begun = read_json(self.folder / JOB) if JOB in names else self.job
-        other = ", another ".join(name for name in self.job if begun.get(name) != self.job[name])
+        other = ", ".join(name for name in self.job if begun.get(name) != self.job[name])
         fix = f"or remove the folder to start over (rm -r '{self.folder}')"
-        told = f"{self.folder} was begun with another {other}: run the command that it was begun with to continue"
+        told = f"{self.folder} was begun with other settings ({other}): run that command to continue"
         expect(not other, f"{told}, {fix}")
         ours = all(name.startswith((".", "part-", "joined", JOB)) for name in names)
         expect(ours, f"{self.folder} holds other files: move them, or choose another name for the result")

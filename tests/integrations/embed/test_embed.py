@@ -159,7 +159,7 @@ def test_kill_9_and_go_on(photos, tmp_path, monkeypatch):
     assert not out.exists()
     write = Parts.write
     monkeypatch.setattr(Parts, "write", lambda self, part, *rest: (written.append(part), write(self, part, *rest)))
-    with pytest.raises(rfdlc.InputError, match=r"f.npz.parts was begun with another embedding:"):
+    with pytest.raises(rfdlc.InputError, match=r"f.npz.parts was begun with other settings .embedding.:"):
         rfdlc.embed(photos, out, **given, flips=True)
     assert rfdlc.embed(photos, out, **given).samples == 81
     assert written == list(range(before, 6))  # no part was done twice

@@ -1,5 +1,7 @@
 """Scorers: against plain loops."""
 
+import warnings
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_iris
@@ -101,3 +103,13 @@ def test_classes_that_scikit_learn_numbers_are_named_as_the_cause():
         cross_val_predict(given, X, names, cv=3, method="predict_proba")
     by_position = UtilityClassifier(LogisticRegression(max_iter=500), UTILITY.matrix)
     assert cross_val_predict(by_position, X, names, cv=3, method="predict_proba").shape == (150, 3)
+
+
+def test_costs_that_are_given_as_utilities_are_warned_about():
+    X, y = load_iris(return_X_y=True)
+    model, costs = LogisticRegression(max_iter=500).fit(X, y), np.ones((3, 3)) - np.eye(3)
+    with pytest.warns(UserWarning, match="worth the least of its row: if these are costs"):
+        assert make_utility_scorer(costs)(model, X, y) > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make_utility_scorer(Utility.from_costs(costs))(model, X, y) < 0

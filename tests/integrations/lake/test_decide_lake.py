@@ -148,7 +148,7 @@ def test_continues_and_follows_the_lake(lake, tmp_path, monkeypatch):
     pq.write_table(pa.table(rows(4, 7)), lake / "year=2025" / "1.parquet")
     assert decide_lake(lake, out, decider).samples == first.samples + 5 + 6
     assert sorted(decided[6:]) == ["year=2025/1.parquet", "year=2026/new.parquet"]
-    with pytest.raises(InputError, match="another decider"):
+    with pytest.raises(InputError, match=r"begun with other settings .decider."):
         decide_lake(lake, out, deciders()["argmax"])
     (lake / "year=2026" / "new.parquet").unlink()
     with pytest.raises(InputError, match=r"files that are gone \(year=2026/new.parquet\)"):

@@ -182,14 +182,16 @@ def interrupted(monkeypatch, run, source, out, after=3, **options):
 def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
     out = tmp_path / "p.csv"
     interrupted(monkeypatch, run, photos, out)
-    begun = f"{out}.parts was begun with another"
-    with pytest.raises(rfdlc.InputError, match=f"{begun} utility, another columns:.*remove the folder to start over"):
+    begun = f"{out}.parts was begun with other"
+    with pytest.raises(
+        rfdlc.InputError, match=f"{begun} settings .utility, columns.:.*remove the folder to start over"
+    ):
         rfdlc.predict(run, photos, out, utility=rfdlc.Utility.one_hot([str(i) for i in range(10)]).with_abstain(0.3))
-    with pytest.raises(rfdlc.InputError, match=f"{begun} source, another columns, another number of samples"):
+    with pytest.raises(rfdlc.InputError, match=f"{begun} settings .source, columns, number of samples"):
         rfdlc.predict(run, photos / "3", out)
     priors = ([0.2] * 4 + [0.1] * 2 + [0.0] * 4, [0.2] * 4 + [0.0] * 4 + [0.1] * 2)  # alike in their largest shares
     interrupted(monkeypatch, run, photos, tmp_path / "q.csv", target_prior=priors[0])
-    with pytest.raises(rfdlc.InputError, match=r"q.csv.parts was begun with another prior:"):
+    with pytest.raises(rfdlc.InputError, match=r"q.csv.parts was begun with other settings .prior.:"):
         rfdlc.predict(run, photos, tmp_path / "q.csv", target_prior=priors[1])
     nearly = np.array(priors[0]) * (1 + 1e-7 * np.arange(10))
     assert rfdlc.predict(run, photos, tmp_path / "q.csv", target_prior=nearly).samples == PHOTOS
@@ -197,7 +199,7 @@ def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
     text = decider.read_text()
     try:
         decider.write_text(text.replace('"temperature": ', '"temperature": 1', 1))
-        with pytest.raises(rfdlc.InputError, match=f"{begun} model:"):
+        with pytest.raises(rfdlc.InputError, match=f"{begun} settings .model.:"):
             rfdlc.predict(run, photos, out)
     finally:
         decider.write_text(text)
@@ -230,7 +232,7 @@ def test_of_two_racing_models_one_writes(run, photos, tmp_path):
     errors = [racer.communicate()[1].decode() for racer in racers]
     codes = [racer.returncode for racer in racers]
     assert sorted(map(bool, codes)) == [False, True], errors
-    assert re.search("another process is writing it|was begun with another model", max(errors, key=len))
+    assert re.search("another process is writing it|was begun with other settings .model", max(errors, key=len))
     same(out, (run, other)[codes.index(0)], photos)
 
 

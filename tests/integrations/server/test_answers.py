@@ -211,13 +211,17 @@ def test_rows_of_a_table(tmp_path, start):
         assert told.startswith("column 'colour' has categories that training did not see")
         assert "green" not in told
         assert "warnings" not in client.decide(rows={"age": [39], "colour": ["red"]})
+        each = [dict(zip(rows, cells, strict=True)) for cells in zip(*rows.values(), strict=True)]
+        assert client.decide(rows=each)["action"] == expected
+        with pytest.raises(rfdlc.InputError, match="413: rows: more than 256 samples in one request: send them in"):
+            client.decide(rows={"age": [39] * 257, "colour": ["red"] * 257})
         assert client.decide(rows={"age": [39], "colour": ["RED"]})["warnings"] == [told]
         (far,) = client.decide(rows={"age": [610], "colour": ["red"]})["warnings"]
         assert far.startswith("column 'age' has values far outside of those in training: ")
         assert "610" not in far
         nothing = client.decide(rows={"age": [None], "colour": [None]})["warnings"]
         assert [" is empty in 100% of the rows" in each for each in nothing] == [True, True]
-        assert "rfdlc_unseen_categories_total 6.0" in client.metrics()
+        assert "rfdlc_unseen_categories_total 9.0" in client.metrics()
         for bad in (
             {"age": [1]},
             {"age": [1e39], "colour": ["red"]},

@@ -26,12 +26,11 @@ from rfdlc.data.table import (
     TableEncoder,
     as_numbers,
     holds_codes,
-    is_date,
-    iso_date,
     parse_column,
     strays_among,
     text_column,
 )  # fmt: skip
+from rfdlc.dates import is_date
 from rfdlc.decide.classes import as_array
 from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import check_names, open_table, read_columns, split_name
@@ -266,15 +265,6 @@ def rows_of_splits(where: str, column: str, cells: Any) -> dict[str, NDArray[np.
     fix = "where the column says something else, rename it, or leave it out with drop"
     expect(None not in splits, f"{told}: expected train, val or test; {fix}")
     return {name: np.flatnonzero(np.array(splits) == name) for name in SPLITS}
-
-
-def days_of(texts: Sequence[str]) -> list[str]:
-    """The days of times as they are written, whatever their offsets; texts as they are where some are no dates.
-
-    >>> days_of(["2024-03-01T23:59+06:00", "2.3.2024"]), days_of(["night", "2024-03-01"])
-    (['2024-03-01', '2024-03-02'], ['night', '2024-03-01'])
-    """
-    return [iso_date(text)[:10] for text in texts] if all(map(is_date, texts)) else list(texts)
 
 
 def rows_by_time(

@@ -51,8 +51,8 @@ class Client:
         Parameters
         ----------
         images, arrays, rows, probabilities
-            Image files (paths or contents), raw samples (N, ...), rows of a table (a data frame, or lists of cells by
-            column), or probabilities (N, C) or (M, N, C) of any model.
+            Image files (paths or contents), raw samples (N, ...), rows of a table (a data frame, lists of cells by
+            column, or a list of rows), or probabilities (N, C) or (M, N, C) of any model.
         utility, full
             Another utility than the server's; whether to add classes, actions, probabilities and expected_utilities.
         """
@@ -60,7 +60,7 @@ class Client:
         question: dict[str, Any] = {
             "images": None if images is None else [_base64(image) for image in images],
             "arrays": None if arrays is None else np.asarray(arrays).tolist(),
-            "rows": None if rows is None else {str(name): _cells(rows[name]) for name in rows},
+            "rows": None if rows is None else _table(rows),
             "probabilities": None if probabilities is None else np.asarray(probabilities).tolist(),
         }
         given = {name: value for name, value in question.items() if value is not None}
@@ -96,6 +96,13 @@ class Client:
             raise InputError(f"{self.url} cannot be reached ({reason}): is `rfdlc serve` running there?") from None
         time.sleep(min(float(pause) if pause.isdigit() else 1.0, LONGEST_PAUSE))
         return self._request(path, body, attempts - 1)
+
+
+def _table(rows: Any) -> Any:
+    """As the server takes rows: cells by column, or a list of cells by column of each row."""
+    if isinstance(rows, list):
+        return [{str(name): _cells([cell])[0] for name, cell in dict(row).items()} for row in rows]
+    return {str(name): _cells(rows[name]) for name in rows}
 
 
 def _cells(column: Sequence[Any]) -> list[Any]:

@@ -152,7 +152,11 @@ class Reader:
         try:
             return read(adapter.validate_python(value, strict=True))
         except ValidationError as error:
-            status = 413 if "too_long" in {each["type"] for each in error.errors()} else 422
+            if "too_long" in {each["type"] for each in error.errors()}:
+                most = self.limits.samples
+                parts = f"more than {most} samples in one request: send them in parts of at most {most}"
+                raise HTTPException(413, f"{name}: {parts}; {self.expected[name]}") from None
+            status = 422
         except (ValueError, KeyError, OverflowError, RecursionError, MemoryError):
             status = 422
         raise HTTPException(status, f"{name}: {self.expected[name]}")

@@ -1,5 +1,6 @@
 """Scorers of decisions for `GridSearchCV`; and labels of any type as the named classes and actions of the library."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from rfdlc.decide.metrics import METRICS
 from rfdlc.decide.outcomes import Outcomes
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
+from rfdlc.decide.wording import UPSIDE_DOWN
 from rfdlc.errors import InputError, choose, expect, listing, suggestion
 
 Labels = NDArray[Any]
@@ -73,6 +75,8 @@ def _score(
         counts = np.bincount(_positions(counted, known, "y_train contains {!r}, not a class"), minlength=len(known))
         classes = Classes.from_counts(counts, classes.names)
     worth = as_utility(given, classes)
+    if worth.upside_down:
+        warnings.warn(UPSIDE_DOWN, stacklevel=2)
     decided, allowed = column_or_1d(estimator.predict(X)), action_labels(worth, known, abstain_label)
     actions = _positions(decided, allowed, "{!r} is not an action of the utility")
     p = None

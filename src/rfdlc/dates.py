@@ -1,0 +1,43 @@
+"""Dates and times as people write them: ISO 8601, or day.month.year."""
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
+_DOTTED = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)", re.ASCII)  # day, month, year
+
+
+def since_1970(text: str) -> timedelta | None:
+    """From 1970-01-01 to a date in ISO 8601 or day.month.year, perhaps with a time (in UTC unless it says its offset).
+
+    >>> since_1970("1970-01-02T12:00+06:00"), since_1970("2.1.1970"), since_1970("2024")
+    (datetime.timedelta(days=1, seconds=21600), datetime.timedelta(days=1), None)
+    """
+    text = _iso(text)
+    if not _DATE.fullmatch(text):
+        return None
+    with suppress(ValueError):
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return None
+
+
+def is_date(text: str) -> bool:
+    return since_1970(text) is not None
+
+
+def days_of(times: Iterable[Any]) -> list[str]:
+    """The days of times as they are written, whatever their offsets; texts as they are where some are no dates.
+
+    >>> days_of(["2024-03-01T23:59+06:00", "2.3.2024"]), days_of(["night", 2])
+    (['2024-03-01', '2024-03-02'], ['night', '2'])
+    """
+    texts = [str(time) for time in times]
+    return [_iso(text)[:10] for text in texts] if all(map(is_date, texts)) else texts
+
+
+def _iso(text: str) -> str:
+    return _DOTTED.sub(lambda found: f"{found[3]}-{found[2]:0>2}-{found[1]:0>2}", text)
