@@ -169,7 +169,9 @@ def test_decisions_that_are_worth_more_than_promised_are_not_called_a_broken_pro
     assert "worth less" not in kept.promise
     calibrated = Predictions(probabilities=unsure, targets=y, classes=CLASSES, corrected=True)
     said = evaluate(calibrated).promise
-    assert "calibrated already: try another calibration (--calibration), or fit it on samples like these." in said
+    assert (
+        "set the target prior to theirs (--target-prior; for files of predict, there), or calibrate again on " in said
+    )
     fitted = Decider(Utility.one_hot(CLASSES)).fit(p, y)
     assert evaluate(unsure, y, fitted).calibrated
 

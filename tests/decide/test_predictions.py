@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -304,3 +305,10 @@ def test_npz_with_unknown_or_doubled_keys(tmp_path):
     np.savez(tmp_path / "p.npz", probs=P, classes=NAMES, counts=5)
     with pytest.raises(InputError, match="1 training counts for 3 classes"):
         Predictions.load(tmp_path / "p.npz")
+
+
+@pytest.mark.parametrize("path", ["runs/a", Path("runs/a")])
+def test_a_path_in_place_of_scores_is_named(path):
+    for call in (lambda: evaluate(path, [0, 1]), lambda: Decider(Utility.one_hot(2)).decide(path)):
+        with pytest.raises(InputError, match=r"'runs/a' is a path, not scores: read it by rfdlc.Predictions.load"):
+            call()

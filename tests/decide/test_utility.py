@@ -178,3 +178,10 @@ def test_repr_of_a_large_one_is_short():
     assert repr(Utility.tail_sensitive(Classes.from_counts(range(1, 101)))) == (
         "Utility of 100 classes and 100 actions: values from -1 to 1, 4950 of them negative"
     )
+
+
+def test_costs_may_be_a_file(tmp_path):
+    (tmp_path / "costs.csv").write_text("true,cat,newt,vet\ncat,0,1,0.5\nnewt,50,0,2\n")
+    costs = Utility.from_costs(tmp_path / "costs.csv")
+    assert (costs.actions, costs.matrix.tolist()) == (("cat", "newt", "vet"), [[0, -1, -0.5], [-50, 0, -2]])
+    assert Utility.from_costs(str(tmp_path / "costs.csv"), ["newt", "cat"]).classes.names == ("newt", "cat")

@@ -15,7 +15,7 @@ from rfdlc.decide.intervals import LEVEL, Interval
 from rfdlc.decide.metrics import METRICS, Metric, classwise_gaps, measure, of_class, readable
 from rfdlc.decide.outcomes import UNCERTAINTIES, Outcomes, observe
 from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import class_columns
+from rfdlc.decide.scores import check_no_path, class_columns
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect, listing
 from rfdlc.progress import track
@@ -203,7 +203,7 @@ class Evaluation:
         parts = f"{len(less) + len(more)} of {len(gaps)} intervals exclude 0, where chance alone gives one in twenty"
         whole = [word for word, off in (("less", less), ("more", more)) if off.pop("utility_gap", None)]
         if whole:
-            other = "they are calibrated already: try another calibration (--calibration), or fit it"
+            other = "set the target prior to theirs (--target-prior; for files of predict, there), or calibrate again"
             advice = other if self.calibrated else "calibrate"
             said += f"decisions are worth {whole[0]} than promised; {advice} on samples like these."
         else:
@@ -328,6 +328,7 @@ def _classes_of(scores: Any) -> Classes:
         return scores.classes
     if hasattr(scores, "columns"):
         return Classes(tuple(class_columns([str(name) for name in scores.columns])))
+    check_no_path(scores)
     n, shape = np.ndim(scores), np.shape(scores)
     expect(n in (2, 3), f"scores have shape {shape}: expected (samples, classes) or (particles, samples, classes)")
     return as_classes(shape[-1])

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,7 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
         "a Decider has calibrated and corrected these probabilities already, and a second time would distort them: "
         "pass the model's own output (or np.asarray(p) to treat them as the output of a new model)",
     )
+    check_no_path(given)
     corrected, ids = "", None
     if hasattr(given, "columns"):
         names = list(given.columns)
@@ -122,6 +124,11 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
     own = f"scores have {values.shape[2]} columns but there are {len(classes)} classes ({listing(classes.names, 4)})"
     expect(fits, f"{own}: expected one column per class")
     return Scores(values, logits, corrected, ids)
+
+
+def check_no_path(given: Any) -> None:
+    path = isinstance(given, str | Path)
+    expect(not path, f"{str(given)!r} is a path, not scores: read it by rfdlc.Predictions.load(path)")
 
 
 def correction(cells: Iterable[Any]) -> str:

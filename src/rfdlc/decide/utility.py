@@ -121,10 +121,14 @@ class Utility:
 
     @classmethod
     def from_costs(
-        cls, costs: ArrayLike, classes: Classes | Sequence[str] | None = None, actions: Sequence[str] | None = None
-    ) -> "Utility":
-        """A cost matrix [true, action] turned into a utility: U = -cost."""
-        given = cls(costs, classes, actions)
+        cls, costs: ArrayLike | Path, classes: Classes | Sequence[str] | None = None,
+        actions: Sequence[str] | None = None,
+    ) -> "Utility":  # fmt: skip
+        """A cost matrix [true, action], or its CSV file, turned into a utility: U = -cost."""
+        if isinstance(costs, str | Path):
+            given = cls.read_csv(costs, None if classes is None else as_classes(classes))
+        else:
+            given = cls(costs, classes, actions)
         return cls(-given.matrix + 0.0, given.classes, given.actions)
 
     def with_abstain(self, value: float | ArrayLike, name: str = ABSTAIN) -> "Utility":
@@ -317,7 +321,7 @@ def _warn_of_missing_actions(actions: Sequence[str], classes: Sequence[str]) -> 
             name = lacking.pop(near)
             warnings.warn(
                 f"the action {action!r} is not a class, so it hands samples over, and no action decides for the class "
-                f"{name!r}: if this is meant, call both the same",
+                f"{name!r}: did you mean {name!r} by both?",
                 stacklevel=1,
             )
     if lacking and known & decided:
