@@ -18,7 +18,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -307,7 +307,7 @@ def describe_data(data: Dataset, source: Any, root: str | Path | None, options: 
         "input_shape": list(data.input_shape),
         "normalisation": None if scale is None else {"mean": list(scale.mean), "std": list(scale.std)},
         "encoder": None if data.encoder is None else data.encoder.to_dict(),
-        "resizing": None if data.resizing is None else asdict(data.resizing),
+        **({"resizing": None} if data.resizing is None else data.resizing.to_dict()),
         "embedding": None if data.embedding is None else data.embedding.model_dump(mode="json"),
         "fingerprint": fingerprint(data),
         "notes": [*data.notes, *([f"broken, left out: {len(skipped)}, the first: {skipped[0]}"] if skipped else [])],

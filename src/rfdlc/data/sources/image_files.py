@@ -216,6 +216,9 @@ def read_images(
     different, side, (fit, fit_note) = {*known}, _side(known, how.image_size), _fit(sizes["train"], how.fit)
     fits = sum(map(len, usable.values())) * channels * side**2 <= FITS_IN_MEMORY
     resizing = Resizing(fit, how.interpolation, CENTRE if fit == "crop" and not fits else 1.0)
+    if sizes["train"]:
+        usual = float(np.median([resizing.cut(*size) for size in sizes["train"]]))
+        resizing = replace(resizing, usual_cut=round(usual, 4))
     index: dict[int | str, int] = {name: i for i, name in enumerate(class_names)}
     splits = {}
     for split, entries in usable.items():
