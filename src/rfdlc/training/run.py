@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from rfdlc import __version__
-from rfdlc.data.dataset import Dataset, Normalisation
+from rfdlc.data.dataset import Dataset, Normalisation, by_reason
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
@@ -310,7 +310,10 @@ def describe_data(data: Dataset, source: Any, root: str | Path | None, options: 
         **({"resizing": None} if data.resizing is None else data.resizing.to_dict()),
         "embedding": None if data.embedding is None else data.embedding.model_dump(mode="json"),
         "fingerprint": fingerprint(data),
-        "notes": [*data.notes, *([f"broken, left out: {len(skipped)}, the first: {skipped[0]}"] if skipped else [])],
+        "notes": [
+            *data.notes,
+            *([f"broken, left out: {len(skipped)}: {'; '.join(by_reason(skipped))}"] if skipped else []),
+        ],
     }
 
 

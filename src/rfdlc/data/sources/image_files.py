@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import PositiveInt
 
-from rfdlc.data.dataset import LINKING, SKIPPING, Dataset, Normalisation, Split, choose_split
+from rfdlc.data.dataset import LINKING, SKIPPING, Dataset, Normalisation, Split, by_reason, choose_split
 from rfdlc.data.images import GREY, SUFFIXES, BrokenImage, ImageFiles, Packed, PackedText, Resizing, attempt
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import track
@@ -240,7 +240,8 @@ def read_images(
 
 
 def check_broken(broken: Sequence[str], skip_broken: bool) -> None:
-    named = "; ".join([*broken[:10], *([f"... ({len(broken)} in all)"] if len(broken) > 10 else [])])
+    reasons = by_reason(broken)
+    named = "; ".join([*reasons[:10], *([f"... ({len(broken)} in all)"] if len(reasons) > 10 else [])])
     if broken and not skip_broken:
         raise BrokenImage(f"{named}. Repair or remove what is broken, or leave it out with {SKIPPING}")
 
