@@ -298,7 +298,7 @@ def plain_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def describe_data(data: Dataset, source: Any, root: str | Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """What a run folder keeps of its data: how to load them again, what a model needs, and a fingerprint."""
-    scale, skipped = data.normalisation, data.skipped
+    scale, broken = data.normalisation, "; ".join(by_reason(data.skipped))
     where = {"source": str(source), "root": None if root is None else str(root)}
     return {
         **(where if isinstance(source, str | Path) else {}),
@@ -310,10 +310,7 @@ def describe_data(data: Dataset, source: Any, root: str | Path | None, options: 
         **({"resizing": None} if data.resizing is None else data.resizing.to_dict()),
         "embedding": None if data.embedding is None else data.embedding.model_dump(mode="json"),
         "fingerprint": fingerprint(data),
-        "notes": [
-            *data.notes,
-            *([f"broken, left out: {len(skipped)}: {'; '.join(by_reason(skipped))}"] if skipped else []),
-        ],
+        "notes": [*data.notes, *([f"broken, left out: {len(data.skipped)}: {broken}"] if broken else [])],
     }
 
 
