@@ -1,6 +1,9 @@
 """Bars are drawn for a program on a terminal, one at a time, and never by the library alone."""
 
 import io
+import re
+import threading
+import time
 from contextlib import contextmanager, redirect_stderr
 
 import pytest
@@ -45,10 +48,10 @@ def test_a_file_gets_no_bar():
 def test_a_file_gets_a_line_every_few_seconds(monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
     with screen(io.StringIO) as file, shown(), live(4, "Training") as show:
-        show(1, "loss 2")
-        show(1, "")
-        assert list(track([1], "Evaluating")) == [1]
-        show(2, "loss 1")
+        for steps, text in ((1, "loss 2"), (1, ""), (2, "loss 1")):
+            time.sleep(0.02)  # lines are rarer the longer it takes, by a fiftieth of that
+            show(steps, text)
+            assert list(track([1], "Evaluating")) == [1]
     lines = file.getvalue().splitlines()
     assert [line.split(",")[0] for line in lines] == ["Training: 25%", "Training: 50%", "Training: 100%"]
     assert [line.split("  ")[1] for line in lines] == ["loss 2", "loss 2", "loss 1"]
@@ -76,3 +79,26 @@ def test_only_the_outer_of_two_bars_is_drawn():
     assert "Afterwards" in terminal.getvalue()
     assert "Evaluating" not in terminal.getvalue()
     assert "Inner" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("total", "begins"), [(None, "Measuring: "), (4, "Measuring: 0%, ")])
+def test_a_file_gets_a_line_where_nothing_moves(monkeypatch, total, begins):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.1)
+    monkeypatch.setattr(progress, "TICK", 0.01)
+    with screen(io.StringIO) as file, shown(), live(total, "Measuring"):
+        time.sleep(1)
+    lines = file.getvalue().splitlines()
+    assert 2 <= len(lines) <= 11  # not one per tick
+    assert re.fullmatch(rf"{re.escape(begins)}[01] s so far", lines[-1])
+
+
+def test_lines_of_a_clock_count_every_step(monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0001)
+    monkeypatch.setattr(progress, "TICK", 0.0001)
+    with screen(io.StringIO) as file, shown(), live(20_000, "Training") as show:
+        for _ in range(20_000):
+            show(1, "")
+        time.sleep(0.5)
+        during = threading.active_count()
+    assert file.getvalue().splitlines()[-1].startswith("Training: 100%")
+    assert threading.active_count() < during

@@ -13,6 +13,7 @@ from unicodedata import normalize
 # What could move a cursor or fake a line, and halves of characters; and what could reverse the order of letters, too.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 HIDDEN = re.compile(rf"{CONTROL.pattern}|[\u2028-\u202e\u2066-\u2069]")
+PART = 3  # letters of a longer name that a suggestion needs
 REPLACE = "--force; in Python, remove it first"  # how a folder is replaced, for messages
 
 
@@ -45,8 +46,10 @@ def choose(what: str, given: str, allowed: Iterable[str]) -> str:
 
 
 def suggestion(given: str, allowed: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for a near miss, otherwise nothing."""
-    close = get_close_matches(str(given), list(allowed), n=1)  # what is given may be anything
+    """`; did you mean 'x'?` for a near miss, or a longer name with all of what was given; otherwise nothing."""
+    text, names = str(given), [*allowed]  # what is given may be anything
+    longer = [name for name in names if len(text) >= PART and text.lower() in str(name).lower()]
+    close = sorted(longer, key=len)[:1] or get_close_matches(text, names, n=1)
     if close and normalize("NFC", close[0]) == normalize("NFC", str(given)):
         return "; the two look alike, but their accents are encoded otherwise (Unicode NFC, NFD): write both alike"
     return f"; did you mean {close[0]!r}?" if close else ""
@@ -70,6 +73,11 @@ def printable(text: object) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 epoch`, `2 epochs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def are(number: int) -> str:
+    """`is` of one, `are` of others."""
+    return "is" if number == 1 else "are"
 
 
 def repeated(names: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
@@ -14,6 +15,7 @@ from rfdlc.errors import printable
 Item = TypeVar("Item")
 
 SECONDS_BETWEEN_LINES = 5
+TICK = 1.0  # seconds after which a line may be due, whether or not anything has moved
 
 _SHOWN: ContextVar[bool] = ContextVar("rfdlc_progress_shown", default=False)
 
@@ -52,8 +54,8 @@ def announce(text: str) -> None:
 def live(total: int | None, description: str, done: int = 0) -> Iterator[Callable[[int, str], None]]:
     """Progress moved by hand, with a text: `with live(100, "Training") as show: show(1, "loss 2")`.
 
-    Only a program shows it, and not inside another one: as a bar on a terminal, elsewhere as a line every few seconds.
-    An empty text leaves the last one. A call is cheap enough for every step of a training.
+    Only a program shows it, and not inside another one: as a bar on a terminal, elsewhere as a line every few seconds,
+    also where nothing moves. An empty text leaves the last one. A call is cheap enough for every step of a training.
     """
     if not (_SHOWN.get() and speaks()):
         yield lambda steps, text: None
@@ -63,19 +65,45 @@ def live(total: int | None, description: str, done: int = 0) -> Iterator[Callabl
     last = began if terminal else began - 0.6 * SECONDS_BETWEEN_LINES  # the first line comes early
 
     def line(done: int, text: str) -> None:
-        left = timedelta(seconds=round((time.monotonic() - began) * ((total or 0) - done) / max(1, done - first)))
-        share = f"{done / total:.0%}, about {left} left" if total else f"{done:,}"
+        seconds, moved = time.monotonic() - began, done - first
+        left = timedelta(seconds=round(seconds * ((total or 0) - done) / max(1, moved)))
+        known = [f"{done / total:.0%}"] if total else [f"{done:,}"] if moved else []
+        share = ", ".join([*known, f"about {left} left" if total and moved else f"{seconds:.0f} s so far"])
         print(f"{description}: {share}  {text}".rstrip(), file=sys.stderr, flush=True)
 
-    def show(steps: int, text: str) -> None:
-        nonlocal done, last, words
-        done, words, now = done + steps, text or words, time.monotonic()
+    def draw_if_due() -> None:
+        nonlocal last
+        now = time.monotonic()
         if now - last >= (0.1 if terminal else max(SECONDS_BETWEEN_LINES, (now - began) / 50)):  # rarer in long ones
             last = now
             draw(done, words)
 
-    with shown(False), _bar(total, description, done) if terminal else nullcontext(line) as draw:
+    def show(steps: int, text: str) -> None:
+        nonlocal done, words
+        done, words = done + steps, text or words
+        draw_if_due()
+
+    drawn = _bar(total, description, done) if terminal else nullcontext(line)  # a bar moves by itself
+    with shown(False), drawn as draw, nullcontext() if terminal else _ticking(draw_if_due):
         yield show
+
+
+@contextmanager
+def _ticking(function: Callable[[], None]) -> Iterator[None]:
+    """Within it, the function is called every second, in a thread: one step of a large network may take minutes."""
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(TICK):
+            function()
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager

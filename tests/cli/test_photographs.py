@@ -214,7 +214,7 @@ def test_predict_says_where_the_test_split_of_a_run_is(run, rows, model):
     ],
 )
 def test_a_row_that_is_not_complete_says_what_is_missing(rows, cells, told):
-    with pytest.raises(InputError, match=f"row 5: {told}"):
+    with pytest.raises(InputError, match=f"line 6: {told}"):
         rfdlc.load(emptied(rows, "incomplete.csv", **cells), target="species", groups="site")
 
 

@@ -57,7 +57,7 @@ def test_train_says_what_was_done_to_the_data(tmp_path):
     assert "data: column 'name' has a different value in every row and was left out" in shown
     notes = json.loads(run("resume", tmp_path / "run", "--json").stdout)["notes"]
     assert notes[0].startswith("the data has no test split: ")
-    assert notes[-1].startswith("broken, left out: 1, the first: ")
+    assert notes[-1].startswith("broken, left out: 1: ")
     assert notes[-1].endswith(": row 21 has no target")
     assert all(f"data: {note}\n" in shown for note in notes)
 

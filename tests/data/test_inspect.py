@@ -103,6 +103,22 @@ def test_damage_behind_a_good_header_is_found_in_files_that_are_streamed(
     assert len(json.loads(run(tmp_path, "--skip-broken", "--json"))["broken"]) == 1
 
 
+def test_broken_files_are_listed_by_reason_above_what_can_be_read(tmp_path: Path) -> None:
+    for i in range(20):
+        path = tmp_path / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        pixels = np.full((20, 20), i, np.uint16 if i > 12 else np.uint8)
+        Image.fromarray(pixels).save(path)
+    (tmp_path / "a" / "zero.png").touch()
+    shown = run(tmp_path, "--skip-broken")
+    lines = [line.split() for line in shown.split("Checks")[1].splitlines()]
+    assert "! 8 broken files, rows or folders were left out:" in shown
+    assert " ".join(shown.split()).count("the image has 16 or more bits per channel") == 1
+    assert "7 times, such as" in " ".join(shown.split())
+    order = [" ".join(line[:5]) for line in lines if line[:1] in (["!"], ["✓"])]
+    assert order.index("! 8 broken files, rows") < order.index("✓ every other sample can")
+
+
 def test_a_table_with_a_target(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("v,outcome,who\n" + "\n".join(f"{i},{'ab'[i % 2]},w{i // 4}" for i in range(40)))
     found = json.loads(run(tmp_path / "t.csv", "--target", "outcome", "--groups", "who", "--json"))

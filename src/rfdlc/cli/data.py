@@ -111,17 +111,21 @@ def _checks(found: "Inspection", warned: set[str]) -> Iterator[Any]:
     """One line for each check: passed (✓), failed (!), or a remark (-)."""
     from rich.text import Text
 
+    from rfdlc.data.dataset import by_reason
+
     data, several = found.data, len(found.data.splits) > 1
     checks = [  # what was found, whether it was looked for, what to say without and with findings
         (found.across_splits, several, "no sample is in two splits", "samples are in more than one split"),
         (found.across_labels, True, "no sample has two labels", "samples occur with more than one label"),
         (found.groups_across_splits, several, "no group is in two splits", "groups are in more than one split"),
-        (found.broken, True, "every sample can be read", "files cannot be read"),
         (data.skipped, bool(data.skipped), "", "broken files, rows or folders were left out"),
+        (found.broken, True, f"every {'other ' * bool(data.skipped)}sample can be read", "files cannot be read"),
     ]
     for wrong, made, fine, bad in checks:
         if made and wrong is not None:
-            bad = f"{len(wrong):,} {bad}: {listing(wrong, 3)}"
+            reasons = by_reason(wrong) if wrong in (data.skipped, found.broken) else []
+            named = "".join(f"\n      {reason}" for reason in reasons) or f" {listing(wrong, 3)}"
+            bad = f"{len(wrong):,} {bad}:{named}"
             yield Text.assemble("  ", ("! ", "yellow"), bad) if wrong else Text.assemble("  ", ("✓ ", "green"), fine)
     if found.groups_across_splits is None:
         yield "  - groups are not known: name lesions, patients or tracks with --groups"

@@ -14,7 +14,7 @@ from rfdlc.cli.lake import check_in_memory, decide_files, evaluate_files, is_fol
 from rfdlc.cli.reading import CLASSES
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
 from rfdlc.cli.writing import SHOWN, action_table, check_other, check_writable, new_table, output, part_table
-from rfdlc.errors import expect, listing
+from rfdlc.errors import are, expect, listing
 from rfdlc.files import replacing
 from rfdlc.tables import is_table, open_table
 
@@ -319,7 +319,9 @@ def mislabelled(
     shown, weak = min(SHOWN, found.strong), len(rows) - found.strong
     for row in rows[:shown]:
         table.add_row(*map(str, [*row.values()][:-1]))
-    against = f"{found.strong:,} of {len(predictions):,} labels have strong evidence against them ({shown} are shown)"
+    have, them = ("has", "it") if found.strong == 1 else ("have", "them")
+    against = f"{found.strong:,} of {len(predictions):,} labels {have} strong evidence against {them}"
+    against += f" ({shown} {are(shown)} shown)" if shown else ""
     lines = [f"{against}, {weak:,} more have weak evidence ({f'{out} has' if out else '--out FILE writes'} all)."]
     right = f"The model is right for {found.accuracy:.0%} of the held-out samples, by their labels"
     lines += [right + (": most suspects will be its own mistakes." if found.accuracy < WEAK else ".")]

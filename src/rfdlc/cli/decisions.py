@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import rfdlc
 from rfdlc.dates import days_of
-from rfdlc.errors import listing
+from rfdlc.errors import are, counted, listing
 
 if TYPE_CHECKING:
     from rfdlc.decide.rules import Explanation
@@ -44,7 +44,7 @@ def deferral_lines(decider: "rfdlc.Decider", found: "Explanation", which: str) -
         prices = {name: readable(price) for name, price in budget.prices.items()}
         shares = ", ".join(told(name, 100 * share, which, prices[name]) for name, share in budget.shares.items())
         kept = int((found.reason == OVER_BUDGET).sum())
-        lines.append(f"Budget: {shares}; {kept:,} more samples are worth handing over.")
+        lines.append(f"Budget: {shares}; {counted(kept, 'more sample')} {are(kept)} worth handing over.")
     if known is not None:
         count = int((found.reason == UNFAMILIAR).sum())
         rates = ", ".join(f"{name} {rate:.1%}" for name, rate in known.rates.items())
@@ -71,7 +71,7 @@ def daily_line(limits: dict[str, int], days: dict[str, int], found: "Explanation
         f"{min(days.values()):,} to {max(days.values()):,} on each of {len(days):,} days, {sum(days.values()):,} in all"
     )
     more = int((found.reason == OVER_BUDGET).sum())
-    return f"Budget per day: {most}. Handed over: {handed}; {more:,} more samples are worth it."
+    return f"Budget per day: {most}. Handed over: {handed}; {counted(more, 'more sample')} {are(more)} worth it."
 
 
 def set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:

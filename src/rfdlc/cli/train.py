@@ -25,6 +25,7 @@ SETTINGS = "Settings; `rfdlc train --settings` lists them."
 Pairs = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help=SETTINGS, show_default=False)]
 
 PREFIXES = "data.", "backbone."  # of options that are passed on: to the reader of the data, to timm
+RUNS = "config.json", "folds.json"  # what a folder holds once there is something to resume
 LITTLE = 0.97  # of the log loss of class frequencies, from which on probabilities say almost nothing
 SCORED = {"test": "test", "held_out_balanced": "held out, as if balanced"}
 
@@ -221,14 +222,22 @@ def ready() -> Iterator[None]:
 
 @contextmanager
 def _making(out: Path, force: bool) -> Iterator[None]:
-    """With `force`, a run that is in the folder is removed, if a new one takes its place."""
+    """With `force`, a run that is in the folder is removed, if a new one takes its place. Ctrl-C before there is one
+    says so."""
     expect(not force or "RANK" not in os.environ, "--force is for one process, not for torchrun: remove the folder")
     replaced = out.with_name(f".{out.name}.replaced")
-    if force and any((out / name).exists() for name in ("config.json", "folds.json")):
+    if force and any((out / name).exists() for name in RUNS):
         shutil.rmtree(replaced, ignore_errors=True)  # of a process that was killed
         os.replace(out, replaced)
     try:
         yield
+    except KeyboardInterrupt as error:
+        from rfdlc.training.trainer import TrainingInterrupted
+
+        if isinstance(error, TrainingInterrupted) or any((out / name).exists() for name in RUNS):
+            raise
+        told = "stopped before the training began, nothing was written: to start again, run the same command"
+        raise TrainingInterrupted(told) from None
     finally:
         if force and replaced.exists() and not out.exists():
             os.replace(replaced, out)

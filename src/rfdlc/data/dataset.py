@@ -1,5 +1,7 @@
 """Dataset: train, val and test samples with their classes, for any format on disk."""
 
+import re
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.copies import first_copies, first_of
 from rfdlc.data.embedding import Embedding
-from rfdlc.data.images import ImageFiles, PackedText, Resizing
+from rfdlc.data.images import SUFFIXES, ImageFiles, PackedText, Resizing
 from rfdlc.data.longtail import assign_folds, far_from_asked, hold_out_indices, joined_groups
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
@@ -19,12 +21,33 @@ from rfdlc.progress import announce
 
 SPLITS = ("train", "val", "test")
 SKIPPING, LINKING = "skip_broken=True (--skip-broken)", "allow_links=True (--allow-links)"  # the fix, in messages
+# What is broken, in a message: a row or a file or both, then why. Some reasons name the file inside.
+ENDING = "|".join(map(re.escape, sorted(SUFFIXES)))
+BROKEN = re.compile(rf"(.*?[,:] (?:line|row) \d+:? )?(?:(.*?(?:{ENDING})): )?(.*)", re.IGNORECASE | re.DOTALL)
+INSIDE = re.compile("the (?:file|path) (.*?) (?:does not exist|leaves the root)", re.DOTALL)
+NAMED = 3  # of what is broken for the same reason
 SPELT = "classes {} differ in case, spaces or hyphens alone: if they are one class, spell them alike"
 SHARED = "{} of {} {} samples are copies of training samples: `rfdlc inspect` lists them"
 SHARED_GROUPS = "{} groups of the split {} are in the training split, too: its scores look better than they are"
 HELD_OUT = "the data has no test split: {} of {} samples were held out for it (seed {})"  # a note
 EMBEDDED = 64  # so many features without names, or more, are those of a network
 COPIES = "{} training samples are copies of others, or look like them: they stay on one side of every split"  # a note
+
+
+def by_reason(broken: Sequence[str]) -> list[str]:
+    """What is broken, each reason once: `the file is empty: 9 times, such as a.png; b.png; c.png`."""
+    found: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+    for text in broken:
+        match = BROKEN.fullmatch(text)
+        row, file, why = match.groups("") if match else ("", "", text)
+        if not row and not file:  # a folder
+            file, _, why = text.rpartition(": ") if text.count(": ") == 1 else ("", "", text)
+        elif inside := INSIDE.match(why):
+            file, why = inside[1], why[: inside.start(1) - 1] + why[inside.end(1) :]
+        found[re.sub(r"\d+", "0", why)].append((text, (row + file).rstrip(": "), why))  # bytes that lack differ
+    such = {why: "; ".join(name for _, name, _ in own[:NAMED]) for why, own in found.items()}
+    several = {why: f"{own[0][2]}: {len(own):,} times, such as {such[why]}" for why, own in found.items()}
+    return [own[0][0] if len(own) == 1 else several[why] for why, own in found.items()]
 
 
 @dataclass(frozen=True)

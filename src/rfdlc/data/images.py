@@ -7,7 +7,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
@@ -31,6 +31,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", 
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
 FITS, INTERPOLATIONS = ("crop", "pad", "stretch"), ("bilinear", "bicubic")
 PADDING = {1: (114,), 3: (124, 116, 104)}  # by channels: the mean of photographs, which normalisation takes to 0
+MUCH_CUT = 0.25  # of an image, where a square image would lose nothing: more than 4:3 loses
 DECODING = 2  # another version of this file's decoding: cached squares of an earlier one are not used
 OVERSAMPLED = 1.5  # a JPEG is decoded at a fraction of its size that leaves this many times the pixels needed per side
 ORIENTATION = 0x0112  # EXIF's tag, whose values 2 to 8 mean these transpositions
@@ -74,11 +75,13 @@ class Resizing:
     """How an image becomes a square: its centre (crop), all of it on a grey square (pad), or all of it stretched.
 
     `centre` is the fraction of the square that is used: 224 / 256 is resize 256, centre crop 224. Antialiased.
+    `usual_cut` is the share that is cut off from the median training image, where that is known.
     """
 
     fit: str = "crop"
     interpolation: str = "bilinear"
     centre: float = 1.0
+    usual_cut: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         choose("fit", self.fit, FITS)
@@ -87,7 +90,13 @@ class Resizing:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Resizing":
         """As run folders and exported models keep it; those of earlier versions have `centre` alone."""
-        return cls(**(table.get("resizing") or {"centre": float(table.get("centre", 1))}))
+        known = table.get("resizing") or {"centre": float(table.get("centre", 1))}
+        return cls(**known, usual_cut=float(table.get("usual_cut", 0)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `of` reads. Users' own programs resize by the first entry (docs/export.md)."""
+        known = {"fit": self.fit, "interpolation": self.interpolation, "centre": self.centre}
+        return {"resizing": known, "usual_cut": self.usual_cut}
 
     def frame(self, width: int, height: int) -> Box:
         """What becomes the square: where an image is padded, it reaches over the edges."""
@@ -95,6 +104,23 @@ class Resizing:
         across, down = {"crop": (short, short), "pad": (long, long), "stretch": (width, height)}[self.fit]
         x, y = self.centre * across / 2, self.centre * down / 2
         return width / 2 - x, height / 2 - y, width / 2 + x, height / 2 + y
+
+    def cut(self, width: int, height: int) -> float:
+        """The share of an image that is cut off."""
+        left, top, right, bottom = self.frame(width, height)
+        across, down = min(right, width) - max(left, 0), min(bottom, height) - max(top, 0)
+        return 1 - across * down / (width * height)
+
+    def cut_warning(self, shares: NDArray[np.float32], embedded: bool = False) -> str:
+        """For images that lose these shares; empty where no one loses much more than the training images."""
+        usual = max(self.usual_cut, 1 - (1 - MUCH_CUT) * self.centre**2) + 0.005  # 4:3 is no more than a quarter
+        many = int((shares > usual).sum())
+        what = "1 image is" if many == 1 else f"{many:,} images are"
+        told = (
+            f"{what} long, and only the centre was looked at: up to {shares.max(initial=0):.0%} of an image is cut off"
+        )
+        fix = "embed with --fit pad, and train again" if embedded else "train with data.fit=pad"
+        return f"{told}; to use all of it, {fix}" if many else ""
 
 
 CROPPED = Resizing()
@@ -161,13 +187,20 @@ class ImageFiles:
         pixels, rows = self.cache
         return picture(pixels[rows[index]])
 
-    def decode(self, file: Path | None = None) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
-        """All images in memory, or in an `.npy` file that is mapped into it; and which are broken, and why."""
+    def decode(
+        self, file: Path | None = None, cut: NDArray[np.float32] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
+        """All images in memory, or in an `.npy` file that is mapped into it; and which are broken, and why.
+
+        `cut` is filled with the share of each image that is cut off.
+        """
         mapped = np.lib.format.open_memmap
         images = np.zeros(self.shape, np.uint8) if file is None else mapped(file, "w+", np.uint8, self.shape)
 
         def fill(index: int) -> None:
             with self.open(index) as image:
+                if cut is not None:
+                    cut[index] = self.resizing.cut(*image.size)
                 images[index] = planes(fitted(image, self.size, self.channels, self.resizing))
 
         return images, attempt(fill, range(len(self)), "Decoding images")[1]
@@ -206,7 +239,8 @@ class ImageFiles:
         packed = self.packed
         files = (self.root / name for name in self.names) if packed is None else packed.files
         states = [_state(file) for file in files]
-        digest = blake2b(repr((DECODING, self.shape, asdict(self.resizing))).encode(), digest_size=16)
+        resizing = self.resizing.to_dict()["resizing"]
+        digest = blake2b(repr((DECODING, self.shape, resizing)).encode(), digest_size=16)
         digest.update(np.array(states, dtype=np.int64).tobytes())
         digest.update(b"".join(part.tobytes() for part in self.names.packed))
         digest.update(b"" if packed is None else packed.places.tobytes())

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -62,6 +63,7 @@ class Samples:
     groups: NDArray[Any] | None = None  # of all samples; what is read has none, or the same
     left_out: Mapping[int, str] = field(default_factory=dict)  # further rows that are left out, and why
     doubt: str = ""  # which labels are missing or unknown, where some are
+    cut_warning: Callable[[], str] = str  # of images that were read so far, where much of them was cut off
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -203,15 +205,18 @@ def of_files(
     fix = image_files.RELATIVE.format("DIR")  # one missing image would be broken: without any, the folder is wrong
     expect(there, f"{root}: holds none of the images, such as {listing(names[:1])}: {fix}")
 
+    cut = np.zeros(len(names), np.float32)
+
     def read(rows: range) -> Chunk:
-        images, wrong = files[np.array(rows)].decode()
+        images, wrong = files[np.array(rows)].decode(cut=cut[rows.start : rows.stop])
         broken = tuple(str(wrong[i]) for i in sorted(wrong))
         image_files.check_broken(broken, skip_broken)
         split = Split(images, labels[rows.start : rows.stop], names.take(rows))
         kept = np.setdiff1d(np.arange(len(rows)), [*wrong])
         return Chunk(split.take(kept) if broken else split, broken, kept)
 
-    return Samples(labels, True, digest_of([*names.packed, labels]), read, names)
+    warn = partial(spec.resizing.cut_warning, cut, spec.embedding is not None)
+    return Samples(labels, True, digest_of([*names.packed, labels]), read, names, cut_warning=warn)
 
 
 def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:

@@ -119,6 +119,8 @@ def predict(
     store = TableStore(table.schema, kind, REPEATED)
     parts = Parts(path, store, len(samples), max(1, min(PART_ROWS, PART_VALUES // len(table.schema))), job)
     complete = parts.fill(partial(table.compute, samples), "Predicting")
+    if told := samples.cut_warning():
+        warnings.warn(told, stacklevel=2)
     skipped, listed = parts.skipped if complete else (0, None)
     actions = {name: store.actions[name] for name in table.decider.utility.actions} if store.actions else {}
     return Predicted(path, len(samples) - skipped, skipped, model.decider.decided_for, complete, listed, actions)

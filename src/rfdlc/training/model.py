@@ -170,10 +170,8 @@ class Model:
         """The samples at a path, or in several image files, in the form that this model needs."""
         other = f"a {type(source).__name__} is not a path: expected a folder, a file or a data set's name"
         paths = source if isinstance(source, list | tuple) else [source]
-        expect(
-            all(isinstance(path, str | Path) for path in paths),
-            f"{other}; samples in memory are for Model.load(run).predict",
-        )
+        named = all(isinstance(path, str | Path) for path in paths)
+        expect(named, f"{other}; samples in memory are for Model.load(run).predict")
         own = self.embedding is None or holds_features(source, options.get("root"))
         _ = own or self.embedder  # raises where its weights are not there
         samples = open_samples(source, self._spec if own else self.inputs, **options)
@@ -207,6 +205,8 @@ class Model:
     def predict_samples(self, samples: Samples) -> Predictions:
         """Logits of all samples, in memory."""
         pieces = list(self.predict_pieces(samples, [range(len(samples))]))
+        if told := samples.cut_warning():
+            warnings.warn(told, stacklevel=3)
         found = [predictions for _, predictions, _ in pieces if predictions is not None]
         expect(found, f"none of the samples can be read, the first: {''.join(pieces[0][2].broken[:1])}")
         labels = np.concatenate([piece.split.labels for _, _, piece in pieces])

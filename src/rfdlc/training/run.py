@@ -18,7 +18,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from rfdlc import __version__
-from rfdlc.data.dataset import Dataset, Normalisation
+from rfdlc.data.dataset import Dataset, Normalisation, by_reason
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
@@ -298,7 +298,7 @@ def plain_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def describe_data(data: Dataset, source: Any, root: str | Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """What a run folder keeps of its data: how to load them again, what a model needs, and a fingerprint."""
-    scale, skipped = data.normalisation, data.skipped
+    scale, broken = data.normalisation, "; ".join(by_reason(data.skipped))
     where = {"source": str(source), "root": None if root is None else str(root)}
     return {
         **(where if isinstance(source, str | Path) else {}),
@@ -307,10 +307,10 @@ def describe_data(data: Dataset, source: Any, root: str | Path | None, options: 
         "input_shape": list(data.input_shape),
         "normalisation": None if scale is None else {"mean": list(scale.mean), "std": list(scale.std)},
         "encoder": None if data.encoder is None else data.encoder.to_dict(),
-        "resizing": None if data.resizing is None else asdict(data.resizing),
+        **({"resizing": None} if data.resizing is None else data.resizing.to_dict()),
         "embedding": None if data.embedding is None else data.embedding.model_dump(mode="json"),
         "fingerprint": fingerprint(data),
-        "notes": [*data.notes, *([f"broken, left out: {len(skipped)}, the first: {skipped[0]}"] if skipped else [])],
+        "notes": [*data.notes, *([f"broken, left out: {len(data.skipped)}: {broken}"] if broken else [])],
     }
 
 

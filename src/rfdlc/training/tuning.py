@@ -118,7 +118,7 @@ def _announce_time(trainer: Trainer, run: Run, net: ParticleNet) -> None:
     """Without a budget, on a CPU: how long all of it takes, by a few steps. It may be hours."""
     if run.config.budget or net.head_weights.device.type != "cpu":
         return
-    with live(None, "measuring steps") as show:
+    with live(None, "measuring steps (--budget 10m limits the time)") as show:
         seconds = seconds_per_epoch(trainer, [measuring.unwritten(run, run.config)], LOOKED_AT, show)
     whole = timedelta(seconds=max(1, round((1 + SHARE) * seconds * run.config.epochs * run.config.trainings)))
     announce(f"time       about {whole} in all, a quarter of it for the trials; --budget 10m limits it")

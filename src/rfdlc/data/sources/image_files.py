@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import PositiveInt
 
-from rfdlc.data.dataset import LINKING, SKIPPING, Dataset, Normalisation, Split, choose_split
+from rfdlc.data.dataset import LINKING, SKIPPING, Dataset, Normalisation, Split, by_reason, choose_split
 from rfdlc.data.images import GREY, SUFFIXES, BrokenImage, ImageFiles, Packed, PackedText, Resizing, attempt
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import track
@@ -216,6 +216,9 @@ def read_images(
     different, side, (fit, fit_note) = {*known}, _side(known, how.image_size), _fit(sizes["train"], how.fit)
     fits = sum(map(len, usable.values())) * channels * side**2 <= FITS_IN_MEMORY
     resizing = Resizing(fit, how.interpolation, CENTRE if fit == "crop" and not fits else 1.0)
+    if sizes["train"]:
+        usual = float(np.median([resizing.cut(*size) for size in sizes["train"]]))
+        resizing = replace(resizing, usual_cut=round(usual, 4))
     index: dict[int | str, int] = {name: i for i, name in enumerate(class_names)}
     splits = {}
     for split, entries in usable.items():
@@ -237,7 +240,8 @@ def read_images(
 
 
 def check_broken(broken: Sequence[str], skip_broken: bool) -> None:
-    named = "; ".join([*broken[:10], *([f"... ({len(broken)} in all)"] if len(broken) > 10 else [])])
+    reasons = by_reason(broken)
+    named = "; ".join([*reasons[:10], *([f"... ({len(broken)} in all)"] if len(reasons) > 10 else [])])
     if broken and not skip_broken:
         raise BrokenImage(f"{named}. Repair or remove what is broken, or leave it out with {SKIPPING}")
 

@@ -1,6 +1,7 @@
 """Tables of image files: one column with paths, and columns with labels and, where they are, groups and splits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rfdlc.data.sources.shards import image_bytes
 from rfdlc.data.sources.table import TableRows, check_roles, classes_of, rows_by_time, rows_of_splits, split_column
 from rfdlc.data.table import text_column
 from rfdlc.errors import InputError, expect
-from rfdlc.tables import is_table, open_table, read_columns
+from rfdlc.tables import CsvFile, is_table, open_table, read_columns, split_name
 
 FEW_COLUMNS, BEGINNING = 20, 2**16  # of a list of images, whatever the column of paths is called; bytes looked at
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
@@ -61,7 +62,7 @@ def read(
         splits = rows_of_splits(where, column, table[column])
     images, labels = text_column(table[paths]), text_column(table[target])
     group_of = np.full(len(images), "") if groups is None else text_column(table[groups])
-    broken, contents = list[str](), dict[str, frozenset[str]]()
+    broken, contents, origin = list[str](), dict[str, frozenset[str]](), _origins(path, len(images))
     listed: dict[str, list[Entry]] = {name: [] for name in splits}
     for name, rows in splits.items():
         for row in rows.tolist():
@@ -71,12 +72,30 @@ def read(
                 expect(not absent, " and ".join(absent))
                 image = listed_name(images[row], root, contents, allow_links)
                 group = None if groups is None else group_of[row]
-                listed[name].append(Entry(image, labels[row], f"{where}, row {row + 1}: ", group))
+                listed[name].append(Entry(image, labels[row], origin(row), group))
             except InputError as error:
-                broken.append(f"{where}, row {row + 1}: {error}")
+                broken.append(f"{origin(row)}{error}")
     names = classes_of(where, [entry.label for entries in listed.values() for entry in entries])[1]
     how = ImageOptions(image_size, fit, interpolation, cache, skip_broken)
     return read_images(path.stem, root, listed, names, how, notes, broken)
+
+
+def _origins(path: Path, count: int) -> Callable[[int], str]:
+    """Where a row (from 0 on) is: the line of a text file, header included, otherwise its number from 1 on."""
+    file, lines = open_table(path, of_samples=True), list[int]()
+    if isinstance(file, CsvFile):
+        with suppress(InputError):  # pyarrow reads some files that csv does not
+            lines = [line for line, _ in file.rows()]
+    known = len(lines) == count
+    return lambda row: f"{path}, line {lines[row]}: " if known else f"{path}, row {row + 1}: "
+
+
+def _origin_in(path: Path, split: str | None, place: int) -> str:
+    """Where the row at a place among those of a split is."""
+    table = read_columns(path, of_samples=True)
+    cells = text_column(next(iter(table.values())) if split is None else table[str(split_column(table))])
+    own = [row for row, cell in enumerate(cells) if split is None or split_name(str(cell).strip()) == split]
+    return _origins(path, len(cells))(own[place])
 
 
 def group_column(table: Mapping[str, Any], *others: str | None) -> str | None:
@@ -92,10 +111,10 @@ def find_images(
     """Images to predict: root, names, labels (-1: none) and what is unclear about them. Files may not exist."""
     rows, root = TableRows(path, split, target, class_names), (root or path.parent).resolve()
     names = text_column(rows[range(len(rows.labels))][column])
-    for row, name in enumerate(names, 1):
+    for row, name in enumerate(names):
         try:
             expect(name, "the path is missing")
-            names[row - 1] = listed_name(name, root, allow_links=allow_links)
+            names[row] = listed_name(name, root, allow_links=allow_links)
         except InputError as error:
-            raise InputError(f"{path}, row {row}: {error}") from None
+            raise InputError(f"{_origin_in(path, split, row)}{error}") from None
     return root, PackedText(names), rows.labels, rows.doubt

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -172,7 +172,7 @@ def _describe(model: Model) -> dict[str, Any]:
     digest = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None
     made_by = {"rfdlc": __version__, "torch": torch.__version__, "method": run.method_name}
     made_from = {"run": run.path.resolve().name, "data": run.metadata["data"]["name"], "weights_sha256": digest}
-    samples: dict[str, Any] = {"input_shape": list(model.input_shape), "resizing": asdict(model.resizing)}
+    samples: dict[str, Any] = {"input_shape": list(model.input_shape), **model.resizing.to_dict()}
     samples |= {"image_files": IMAGE_FILES} if len(model.input_shape) == 3 else {}
     samples["encoder"] = None if encoder is None else encoder.to_dict()
     decider = model.decider.to_dict()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,7 +98,12 @@ class OnnxModel:
     def decide(self, inputs: Any, utility: Utility | None = None) -> Decisions:
         """Decide uint8 images, features or rows as a data frame or `{column: cells}`, by another `utility` if given."""
         chosen = self.utility if utility is None else utility.with_classes(self.classes)
-        decided = self._run(self._read(inputs), chosen)
+        samples = self._read(inputs)
+        if self.resize:
+            cut = np.full(len(samples), self.resizing.cut(*samples.shape[:1:-1]), np.float32)
+            if told := self.resizing.cut_warning(cut):
+                warnings.warn(told, stacklevel=2)
+        decided = self._run(samples, chosen)
         wrong = np.flatnonzero(~np.isfinite(decided.probabilities).all(axis=1))
         too_large = "holds numbers too large to compute with: expected numbers like the training data's"
         expect(not len(wrong), f"sample {next(iter(wrong), 0)} {too_large}")

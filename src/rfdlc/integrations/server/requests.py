@@ -69,7 +69,7 @@ class DecideResponse(BaseModel):
     mutual_information: list[float] | None = None  # of two or more particles
     set: list[list[str]] | None = None  # of a decider with sets
     decider: str  # version of the decider
-    warnings: list[str] | None = None  # about unseen categories and missing values, by column
+    warnings: list[str] | None = None  # unseen categories and missing values, by column; images cut off
     id: list[str] | None = None  # where decisions are logged: what labels for POST /feedback are matched by
     classes: list[str] | None = None
     probabilities: list[list[float]] | None = None
@@ -141,7 +141,7 @@ class Reader:
         require(len(given.keys() - {"utility"}) == 1, self.usage)
         question = {name: self._read(name, value) for name, value in given.items()}
         if "images" in question:
-            question["images"] = self._decode(question["images"], deadline)
+            question |= self._decode(question["images"], deadline)
         if "rows" in question:
             question["rows"], doubts = question["rows"]
             question |= {"warnings": doubts} if doubts else {}
@@ -181,10 +181,10 @@ class Reader:
     def _files(self, files: list[bytes], deadline: float) -> dict[str, Any]:
         expected = f"expected arrays of samples of shape {self.served.input_shape}"
         require(self.files, f"this model does not accept image files: {expected}")
-        return {"images": self._decode(files, deadline)}
+        return self._decode(files, deadline)
 
-    def _decode(self, files: list[bytes], deadline: float) -> NDArray[Any]:
-        """uint8 (n, channels, H, W); all headers are checked before a pixel is decoded."""
+    def _decode(self, files: list[bytes], deadline: float) -> dict[str, Any]:
+        """As uint8 (n, channels, H, W), with warnings; all headers are checked before a pixel is decoded."""
         from PIL import Image
 
         images, total, limits, (channels, side, _) = [], 0, self.limits, self.served.input_shape
@@ -201,15 +201,17 @@ class Reader:
             total += size
             require(size <= limits.pixels and total <= limits.total_pixels, f"image {place}: {most}", 413)
             require(usable, f"image {place}: {IMAGE}")
-        samples = np.empty((len(images), channels, side, side), np.uint8)
+        samples, resizing = np.empty((len(images), channels, side, side), np.uint8), self.served.resizing
+        cut = np.array([resizing.cut(*image.size) for image in images], np.float32)
         for place, image in enumerate(images):
             if time.monotonic() > deadline:  # the request has been answered with 503
                 raise TimeoutError
             try:
-                samples[place] = planes(fitted(image, side, channels, self.served.resizing))
+                samples[place] = planes(fitted(image, side, channels, resizing))
             except Exception:
                 raise HTTPException(422, f"image {place}: {IMAGE}") from None
-        return samples
+        told = resizing.cut_warning(cut, getattr(self.served, "embedding", None) is not None)
+        return {"images": samples} | ({"warnings": [told]} if told else {})
 
     def _arrays(self, given: list[Any]) -> NDArray[Any]:
         with np.errstate(over="ignore"):
