@@ -22,28 +22,32 @@ def draw(rng, samples, sharp=1.0):
     return softmax(sharp * (1.8 * (rng.normal(size=(samples, 3)) + 1.8 * np.eye(3)[y]) + np.log(MIX))), y
 
 
-def realised(rng, samples, reviewed, sharp=1.0):
+def realised(rng, samples, reviewed, sharp=1.0, utility=COSTS):
     """What labels show of one stream; decisions of a largest probability above 0.9 have labels with a chance."""
     p, y = draw(rng, samples, sharp)
-    expected = p @ COSTS.matrix
+    expected = p @ utility.matrix
     actions = expected.argmax(axis=1)
     rows = np.flatnonzero(rng.random(samples) < np.where(p.max(axis=1) > 0.9, reviewed, 1))
-    group = strata(p.max(axis=1), COSTS.decided_class[actions] < 0)
-    return realised_utility(COSTS, y[rows], actions, expected.max(axis=1), group, rows)
+    group = strata(p.max(axis=1), utility.decided_class[actions] < 0)
+    return realised_utility(utility, y[rows], actions, expected.max(axis=1), group, rows)
 
 
-@pytest.mark.parametrize(("samples", "reviewed"), [(300, 1), (1000, 1), (1000, 0.3)])
-def test_the_promise_of_an_exact_posterior_is_missed_by_chance_only(samples, reviewed):
+@pytest.mark.parametrize(
+    ("utility", "samples", "reviewed", "least"),
+    [(COSTS, 300, 1, 0), (COSTS, 1000, 0.3, 0), (COSTS, 3000, 1, 0.015),
+     (EQUAL, 300, 1, 0), (EQUAL, 1000, 0.3, 0), (EQUAL, 3000, 1, 0.03)],
+)  # fmt: skip
+def test_the_promise_of_an_exact_posterior_is_missed_by_chance_only(utility, samples, reviewed, least):
     rng = np.random.default_rng(0)
-    missed = [realised(rng, samples, reviewed).broken for _ in range(600)]
-    assert 0.005 < np.mean(missed) < 0.065  # 5%, and less where few costly mistakes can be expected
+    missed = [realised(rng, samples, reviewed, utility=utility).broken for _ in range(500)]
+    assert least <= np.mean(missed) < 0.07  # 5% and two standard errors; less where few mistakes can be expected
 
 
 @pytest.mark.parametrize("reviewed", [1, 0.3])
 def test_a_promise_of_overconfident_scores_is_found_to_be_missed(reviewed):
     rng = np.random.default_rng(1)
     found = [realised(rng, 1000, reviewed, sharp=2.0) for _ in range(100)]
-    assert np.mean([each.broken and each.utility_gap > 0 for each in found]) > 0.9
+    assert np.mean([each.broken and each.utility_gap > 0 for each in found]) > 0.8
     assert "decisions are worth less than promised" in next(each.promise for each in found if each.broken)
 
 
@@ -54,7 +58,8 @@ def test_with_all_labels_the_gap_is_that_of_evaluate():
     found = realised_utility(COSTS, y, expected.argmax(axis=1), expected.max(axis=1), none, rows)
     result = evaluate(p, y, utility=COSTS)
     assert found.utility_gap == pytest.approx(result.utility_gap)
-    assert found.utility_gap_interval == pytest.approx(result.intervals["utility_gap"])
+    (low, high), (lower, higher) = result.intervals["utility_gap"], found.utility_gap_interval
+    assert 1 < (higher - lower) / (high - low) < 1.5  # strict bounds
     assert "the promise is met, as far as these labels tell" in found.promise
 
 

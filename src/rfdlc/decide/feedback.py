@@ -109,7 +109,7 @@ def realised_utility(
 
     `actions`, `expected` and `group` (N,) are actions, expected utilities and strata of all decisions. The interval is
     that of a mean of skewed values (`intervals.distances`), where a costly mistake may not have been labelled yet. It
-    is about these N decisions: without noise once all have labels. Promises are tested by the gap, as in `evaluate`.
+    is about these N decisions: without noise once all have labels. Promises are tested by the gap.
     """
     values = utility.matrix[targets, actions[rows]]
     weights, own = review_weights(group, rows, propensity), group[rows]
@@ -141,11 +141,13 @@ def _gap(
     """Promised minus realised utility (`utility_gap` of `evaluate`), weighted.
 
     Given the scores, outcomes of a calibrated model have the promised mean: their own noise is all that counts, also if
-    every decision has a label.
+    every decision has a label. The interval is that of `evaluate` with strict bounds: advice must not follow from a few
+    rare mistakes that did not happen.
     """
     gaps, used = without_rounding(expected - values, utility), utility.matrix[:, np.unique(actions)]
     promised = float(weights @ (values + gaps) / weights.sum())
-    return bounded_mean(gaps, weights, (promised - float(used.max()), promised - float(used.min())))
+    ends = promised - float(used.max()), promised - float(used.min())
+    return bounded_mean(gaps, weights, ends, more=STRICT)
 
 
 def decider_version(decider: Decider) -> str:

@@ -139,7 +139,7 @@ def bounded_mean(
     value = float(weights @ values / whole)
     if ends[1] - ends[0] < 1e-12:
         return value, (value, value)  # certain
-    another = float(weights @ weights) / whole**2  # what one more sample weighs
+    another = float(weights.max()) / whole  # what one more sample weighs at most (Fay and Feuer 1997)
     unseen = (value - ends[0]) * another, (ends[1] - value) * another
     below, above = distances(weights * (values - value) / whole, *unseen, effect, **how)
     return value, (float(max(ends[0], value - below)), float(min(ends[1], value + above)))
