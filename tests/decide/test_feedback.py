@@ -9,6 +9,10 @@ from rfdlc.decide.monitor import Decided
 from tests.decide.simulated_service import MIX, U, model
 
 
+def strata_of(decisions):
+    return strata(decisions.probabilities.max(axis=1), decisions.decided < 0)
+
+
 @pytest.fixture(scope="module")
 def served():
     rng = np.random.default_rng(0)
@@ -23,13 +27,13 @@ def stream(served):
 
 def test_intervals_cover_the_mean_of_all_decisions_though_reviews_are_biased(stream):
     _, y, decisions = stream
-    values, group, rng = U.matrix[y, decisions.actions], strata(decisions), np.random.default_rng(2)
+    values, group, rng = U.matrix[y, decisions.actions], strata_of(decisions), np.random.default_rng(2)
     chance = np.where(decisions.probabilities.max(axis=1) < 0.9, 0.2, 0.02)  # unsure ones are reviewed more often
     hits, naive = {"estimated": 0, "given": 0}, 0
     for _ in range(100):
         rows = np.flatnonzero(rng.random(len(y)) < chance)
         for name, known in (("estimated", None), ("given", chance[rows])):
-            found = realised_utility(U, values[rows], decisions.expected, group, rows, known)
+            found = realised_utility(U, y[rows], decisions.actions, decisions.expected, group, rows, known)
             hits[name] += found.interval[0] <= values.mean() <= found.interval[1]
         naive += abs(values[rows].mean() - values.mean()) < abs(found.utility - values.mean())
     assert min(hits.values()) >= 88
@@ -40,32 +44,32 @@ def test_all_labels_leave_nothing_open(stream):
     _, y, decisions = stream
     values, rows = U.matrix[y, decisions.actions], np.arange(len(y))
     for known in (None, np.ones(len(y))):
-        found = realised_utility(U, values, decisions.expected, strata(decisions), rows, known)
+        found = realised_utility(U, y, decisions.actions, decisions.expected, strata_of(decisions), rows, known)
         assert found.utility == pytest.approx(values.mean())
         assert np.ptp(found.interval) == pytest.approx(0)
         assert found.covered == 1
-        assert found.broken
+        assert found.ends == "every decision has a label"
 
 
 @pytest.mark.parametrize(("labels", "known"), [(2, False), (19, False), (20, True)])
 def test_few_labels_have_no_interval(stream, labels, known):
-    rows, expected = np.arange(labels), stream[2].expected[:labels]
-    found = realised_utility(U, np.zeros(labels), expected, np.zeros(labels, np.int64), rows)
-    assert (found.interval is not None) == known
-    assert known or ("too few labels" in found.ends and not found.broken)
+    rows, none, (_, y, decisions) = np.arange(labels), np.zeros(40, np.int64), (each[:40] for each in stream)
+    found = realised_utility(U, y[rows], decisions.actions, decisions.expected, none, rows)
+    assert [each is not None for each in (found.interval, found.utility_gap_interval)] == [known, known]
+    assert known or ("too few labels" in found.ends and "too few labels" in found.promise and not found.broken)
 
 
 def test_few_labels_without_a_mistake_do_not_promise_that_there_is_none(stream):
     _, y, decisions = stream
-    values, group, rng = U.matrix[y, decisions.actions], strata(decisions), np.random.default_rng(3)
+    values, group, rng = U.matrix[y, decisions.actions], strata_of(decisions), np.random.default_rng(3)
     right = np.flatnonzero(values == 1)[:30]
-    found = realised_utility(U, values[right], decisions.expected, group, right)
+    found = realised_utility(U, y[right], decisions.actions, decisions.expected, group, right)
     assert found.interval[0] < 0.8 < found.utility == found.interval[1] == 1
     hits = {"estimated": 0, "given": 0}
     for _ in range(200):  # 200 labels, of which a few are of costly mistakes
         rows = np.flatnonzero(rng.random(len(y)) < 0.01)
         for name, known in (("estimated", None), ("given", np.full(len(rows), 0.01))):
-            found = realised_utility(U, values[rows], decisions.expected, group, rows, known)
+            found = realised_utility(U, y[rows], decisions.actions, decisions.expected, group, rows, known)
             hits[name] += found.interval[0] <= values.mean() <= found.interval[1]
     assert min(hits.values()) >= 185
 
@@ -85,7 +89,7 @@ def test_a_budget_is_kept_after_a_recalibration(served, stream):
 def test_recalibration_pays_where_scores_are_overconfident(served, stream):
     z, y, decisions = stream
     rows = np.arange(0, 20_000, 10)
-    found = options(served, decisions, rows, y[rows], review_weights(strata(decisions), rows))
+    found = options(served, decisions, rows, y[rows], review_weights(strata_of(decisions), rows))
     best = found[0]
     assert best.pays
     assert best.name == "both"
@@ -127,5 +131,5 @@ def test_other_deciders_and_few_labels_are_refused(served, stream):
     with pytest.raises(InputError, match="10 labels of logged decisions: expected at least 50"):
         options(served, decisions, np.arange(10), y[:10], np.ones(10))
     with pytest.raises(InputError, match="propensity: expected a probability above 0"):
-        review_weights(strata(decisions), np.arange(2), [0.5, 0.0])
+        review_weights(strata_of(decisions), np.arange(2), [0.5, 0.0])
     assert served.decided_prior == pytest.approx(MIX)

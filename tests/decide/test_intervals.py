@@ -7,13 +7,13 @@ their own estimate, "100% to 100%" for three of three, and tail accuracy covered
 import numpy as np
 import pandas
 import pytest
-from scipy import special
+from scipy import special, stats
 from scipy.special import softmax
 from sklearn.metrics import balanced_accuracy_score
 
 from rfdlc import Classes, Decider, Predictions, Utility, compare, evaluate
 from rfdlc.decide import metrics
-from rfdlc.decide.intervals import mean, within_classes
+from rfdlc.decide.intervals import STRICT, bounded_mean, distances, mean, within_classes
 from rfdlc.decide.outcomes import cross_fitted, observe
 
 CLASSES = Classes.from_counts([900, 500, 280, 150, 85, 47, 26, 14, 8, 5])
@@ -105,6 +105,23 @@ def test_a_bounded_mean_of_two_values_has_the_interval_of_jeffreys(hits):
     low, high = mean(values, (-1, 3)).interval()
     expected = -1 + 4 * special.betaincinv(hits + 0.5, 100 - hits + 0.5, [0.025, 0.975])
     assert (low, high) == pytest.approx(expected, abs=0.03)  # 0.01 of the range
+
+
+@pytest.mark.parametrize("hits", [0, 1, 5])
+@pytest.mark.parametrize("level", [0.95, 0.99])
+def test_strict_bounds_of_counts_are_the_exact_ones_of_poisson(hits, level):
+    """Garwood (1936), by quantiles of chi-squared: no sample more for the lower bound, a whole one for the upper."""
+    below, above = distances(np.ones(hits), 0.0, 1.0, level=level, more=STRICT)
+    low = stats.chi2.ppf((1 - level) / 2, 2 * hits) / 2 if hits else 0.0
+    assert (hits - below, hits + above) == pytest.approx((low, stats.chi2.isf((1 - level) / 2, 2 * hits + 2) / 2))
+
+
+def test_a_weighted_mean_has_the_interval_of_a_mean_if_weights_are_equal():
+    values = np.random.default_rng(0).choice([0.0, 1.0, 20.0], 100, p=[0.5, 0.48, 0.02])
+    found = bounded_mean(values, np.full(100, 7.0), (0.0, 20.0))
+    assert found[0] == pytest.approx(values.mean())
+    assert found[1] == pytest.approx(mean(values, (0.0, 20.0)).interval())
+    assert bounded_mean(np.ones(9), np.ones(9), (1.0, 1.0)) == (1, (1, 1))
 
 
 def test_no_error_in_many_samples_leaves_errors_possible():

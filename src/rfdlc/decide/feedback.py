@@ -8,15 +8,17 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rfdlc.decide import budgets, intervals
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, MatrixScaling
 from rfdlc.decide.choosing import SAMPLES_NEEDED
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.intervals import Z, distances
+from rfdlc.decide.intervals import LEVEL, STRICT, Interval, bounded_mean, distances
 from rfdlc.decide.metrics import readable
 from rfdlc.decide.monitor import Decided
+from rfdlc.decide.outcomes import without_rounding
 from rfdlc.decide.priors import Prior, estimate_prior
 from rfdlc.decide.rules import corrected
 from rfdlc.decide.scores import Floats, safe_log, softmax
@@ -33,27 +35,60 @@ class Realised:
     """The mean utility of all decisions, from those that have labels."""
 
     utility: float
-    interval: tuple[float, float] | None  # None of fewer labels than the interval of a mean needs
+    interval: Interval | None  # about decisions without a label; None of fewer labels than an interval needs
     promised: float  # the mean expected utility of the same decisions
+    utility_gap: float  # promised minus realised utility of labelled decisions, with their weights
+    utility_gap_interval: Interval | None  # about other outcomes of such decisions
     labelled: int
+    decisions: int
     covered: float  # share of the decisions that are like some labelled one
 
     @property
     def ends(self) -> str:
-        """The interval in words."""
-        return " to ".join(map(readable, self.interval)) if self.interval else "too few labels for an interval"
+        """The interval in words, and what it is about."""
+        if self.labelled == self.decisions:
+            return "every decision has a label"
+        over = f"over all {self.decisions:,} decisions"
+        return f"{_span(self.interval)} {over}" if self.interval else "too few labels for an interval"
 
     @property
     def broken(self) -> bool:
-        """Whether the promise lies outside the interval."""
-        return self.interval is not None and not self.interval[0] <= self.promised <= self.interval[1]
+        """Whether outcomes differ from what was promised by more than chance explains (two-sided, 5%)."""
+        ends = self.utility_gap_interval
+        return ends is not None and not ends[0] <= 0 <= ends[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, as the server and `rfdlc recalibrate` give them."""
+        return {
+            "realised_utility": self.utility,
+            "interval": self.interval,
+            "promised_utility": self.promised,
+            "utility_gap": self.utility_gap,
+            "utility_gap_interval": self.utility_gap_interval,
+            "labels": self.labelled,
+            "decisions": self.decisions,
+        }
+
+    @property
+    def promise(self) -> str:
+        """Whether decisions were worth what their probabilities promised, in words."""
+        if self.utility_gap_interval is None:
+            return "too few labels to tell whether decisions are worth what they promise"
+        said = f"promised minus realised utility {readable(self.utility_gap)} ({_span(self.utility_gap_interval)})"
+        if not self.broken:
+            return f"{said}: the promise is met, as far as these labels tell"
+        return f"{said}: decisions are worth {'less' if self.utility_gap > 0 else 'more'} than promised"
 
 
-def strata(decisions: Decided) -> Indices:
-    """A stratum of each decision (N,): what is reviewed depends on whether it was handed over and how sure it is."""
-    confidence = decisions.probabilities.max(axis=1)
+def _span(interval: Interval) -> str:
+    return " to ".join(map(readable, interval))
+
+
+def strata(confidence: Floats, handed_over: NDArray[np.bool_]) -> Indices:
+    """A stratum of each decision (N,): reviews depend on its largest probability and on whether it was handed over."""
+    confidence = np.asarray(confidence, dtype=np.float64)  # the same edges whatever the scores are stored as
     edges = np.quantile(confidence, np.arange(1, STRATA) / STRATA)
-    return np.asarray(np.searchsorted(edges, confidence) + STRATA * (decisions.decided < 0))
+    return np.asarray(np.searchsorted(edges, confidence) + STRATA * handed_over)
 
 
 def review_weights(group: Indices, rows: Indices, propensity: Any = None) -> Floats:
@@ -67,13 +102,16 @@ def review_weights(group: Indices, rows: Indices, propensity: Any = None) -> Flo
 
 
 def realised_utility(
-    utility: Utility, values: Floats, expected: Floats, group: Indices, rows: Indices, propensity: Any = None
-) -> Realised:
-    """The mean utility with its 95% interval, from the utilities (n,) of labelled rows among N decisions.
+    utility: Utility, targets: Indices, actions: Indices, expected: Floats, group: Indices, rows: Indices,
+    propensity: Any = None,
+) -> Realised:  # fmt: skip
+    """The mean utility with its 95% interval, from the classes (n,) of labelled rows among N decisions.
 
-    `expected` (N,) and `group` (N,) are expected utilities and strata of all decisions. The interval is that of a mean
-    of skewed values (`intervals.distances`), where a costly mistake may not have been labelled yet.
+    `actions`, `expected` and `group` (N,) are actions, expected utilities and strata of all decisions. The interval is
+    that of a mean of skewed values (`intervals.distances`), where a costly mistake may not have been labelled yet. It
+    is about these N decisions: without noise once all have labels. Promises are tested by the gap.
     """
+    values = utility.matrix[targets, actions[rows]]
     weights, own = review_weights(group, rows, propensity), group[rows]
     whole = float(weights.sum())
     mean = float(weights @ values / whole)
@@ -90,8 +128,26 @@ def realised_utility(
     below, above = distances(np.asarray(weights * np.sqrt(unseen) * away / whole, dtype=np.float64), *ends)
     known = labelled[group] > 0
     promised = float(expected[known].mean() if propensity is None else expected.mean())
-    interval = None if len(rows) < intervals.FEWEST else (max(low, mean - below), min(high, mean + above))
-    return Realised(mean, interval, promised, len(rows), float(known.mean()))
+    gap, gap_ends = _gap(utility, values, actions[rows], expected[rows], weights)
+    few = len(rows) < intervals.FEWEST
+    interval = None if few else (max(low, mean - below), min(high, mean + above))
+    shares = len(rows), len(group), float(known.mean())
+    return Realised(mean, interval, promised, gap, None if few else gap_ends, *shares)
+
+
+def _gap(
+    utility: Utility, values: Floats, actions: Indices, expected: Floats, weights: Floats
+) -> tuple[float, Interval]:
+    """Promised minus realised utility (`utility_gap` of `evaluate`), weighted.
+
+    Given the scores, outcomes of a calibrated model have the promised mean: their own noise is all that counts, also if
+    every decision has a label. The interval is that of `evaluate` with strict bounds: advice must not follow from a few
+    rare mistakes that did not happen.
+    """
+    gaps, used = without_rounding(expected - values, utility), utility.matrix[:, np.unique(actions)]
+    promised = float(weights @ (values + gaps) / weights.sum())
+    ends = promised - float(used.max()), promised - float(used.min())
+    return bounded_mean(gaps, weights, ends, more=STRICT)
 
 
 def decider_version(decider: Decider) -> str:
@@ -146,16 +202,19 @@ def revised(p: Floats, scale: float, bias: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Revision:
-    """A way to decide from now on, and what it gains per sample: a cross-fitted difference with its interval."""
+    """A way to decide from now on, and what it gains per sample: a cross-fitted difference with its interval.
+
+    Intervals are 95% ones of all options together.
+    """
 
     name: str
     decider: Decider
     gain: float
-    interval: tuple[float, float]
+    interval: Interval
 
     @property
     def pays(self) -> bool:
-        """Whether the whole interval is above 0."""
+        """Whether the whole interval is above 0. Without a gain, some option pays in about 2.5% of cases at most."""
         return self.interval[0] > 0
 
 
@@ -167,27 +226,41 @@ def options(decider: Decider, decisions: Decided, rows: Indices, targets: Indice
     """
     expect(len(rows) >= FEWEST, f"{len(rows)} labels of logged decisions: expected at least {FEWEST} to learn from")
     served = _served_prior(decider, targets, weights)
-    p, U = decisions.probabilities, decider.utility.matrix
+    p = decisions.probabilities
     new = estimate_prior(p, np.maximum(served, 1e-12)).prior * (served > 0)  # what has no probability stays so
     new /= new.sum()
-    labelled, mine = p[rows], U[targets, decisions.actions[rows]]
+    labelled, mine, strange = p[rows], decisions.actions[rows], decisions.unfamiliar[rows]
     fold = np.random.default_rng(0).permutation(len(rows)) % FOLDS
     outside = [fold != k for k in (*range(FOLDS), FOLDS)]  # the last one: all
     fits = [_calibrator(labelled[each], targets[each], weights[each], served) for each in outside]
     found, none = [], [None] * (FOLDS + 1)
-    for name, calibrators, prior in (("prior", none, new), ("calibration", fits, served), ("both", fits, new)):
+    ways = ("prior", none, new), ("calibration", fits, served), ("both", fits, new)
+    for name, calibrators, prior in ways:
         chosen, (*each_own, final), priced = np.empty(len(rows), dtype=np.int64), calibrators, decider
         if decider.budget is not None:
             given = _decided(p, final, served, prior), np.ones(len(p)), decider.budget.shares, decisions.unfamiliar
             priced = decider.replace(budget=budgets.priced(decider, *given))
         for k, own in enumerate(each_own):
             chosen[fold == k] = priced.decide_probabilities(_decided(labelled[fold == k], own, served, prior))
-        gains = U[targets, chosen] - mine
-        gains[decisions.unfamiliar[rows]] = 0.0  # handed over in any case
-        gain = float(weights @ gains / weights.sum())
-        half = Z * float(np.sqrt(weights**2 @ (gains - gain) ** 2)) / float(weights.sum())
-        found.append(Revision(name, _composed(priced, final, served, prior), gain, (gain - half, gain + half)))
+        chosen[strange] = mine[strange]  # handed over in any case
+        gained = _gain(decider.utility, targets, mine, chosen, weights, len(ways))
+        found.append(Revision(name, _composed(priced, final, served, prior), *gained))
     return sorted(found, key=lambda option: -option.gain)
+
+
+def _gain(
+    utility: Utility, targets: Indices, old: Indices, new: Indices, weights: Floats, tried: int
+) -> tuple[float, Interval]:
+    """The mean gain of new actions, with an interval at the level of all options tried together (Bonferroni).
+
+    Few decisions change, and gains are skewed. What a changed decision may gain or lose at most is added, so that a
+    costly mistake counts before its class was seen.
+    """
+    U, (before, after) = utility.matrix, np.unique([old, new], axis=1)
+    possible = U[:, after] - U[:, before]
+    ends = min(0.0, float(possible.min())), max(0.0, float(possible.max()))
+    level = 1 - (1 - LEVEL) / tried
+    return bounded_mean(U[targets, new] - U[targets, old], weights, ends, level=level, more=STRICT)
 
 
 def _served_prior(decider: Decider, targets: Indices, weights: Floats) -> Prior:

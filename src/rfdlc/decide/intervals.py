@@ -17,6 +17,7 @@ FEWEST, FEWEST_HITS, FEWEST_ERRORS = 20, 3, 5  # samples behind an interval of a
 SMOOTHING, DRAWS = 10, 200  # of tests of the calibration error
 NAN = float("nan")
 Interval = tuple[float, float]
+JEFFREYS, STRICT = (0.5, 0.5), (0.0, 1.0)  # samples that are added for lower and upper bounds of sums
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
@@ -124,30 +125,45 @@ def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, differs:
             return None  # nothing is known about the spread, or the value is certain
         if ends is None:
             return student(known, effect)
-        low, high = distances((known - value) / size, (value - ends[0]) / size, (ends[1] - value) / size, effect)
-        return float(max(ends[0], value - low)), float(min(ends[1], value + high))
+        return bounded_mean(known, np.ones(size), ends, effect)[1]
 
     unseen = 0.0 if ends is None else (differs * (ends[1] - ends[0]) / size) ** 2 / 2
     return Estimate(value, interval, lambda: np.nan_to_num(values - value) / size, unseen, counted=counts)
 
 
-def distances(influence: Array, down: float, up: float, effect: float = 1.0) -> Interval:
+def bounded_mean(
+    values: NDArray[Any], weights: NDArray[Any], ends: Interval, effect: float = 1.0, **how: Any
+) -> tuple[float, Interval]:
+    """The weighted mean of values (N,) between two ends, and its interval: of skewed values (`distances`)."""
+    whole = float(weights.sum())
+    value = float(weights @ values / whole)
+    if ends[1] - ends[0] < 1e-12:
+        return value, (value, value)  # certain
+    another = float(weights.max()) / whole  # what one more sample weighs at most (Fay and Feuer 1997)
+    unseen = (value - ends[0]) * another, (ends[1] - value) * another
+    below, above = distances(weights * (values - value) / whole, *unseen, effect, **how)
+    return value, (float(max(ends[0], value - below)), float(min(ends[1], value + above)))
+
+
+def distances(
+    influence: Array, down: float, up: float, effect: float = 1.0, level: float = LEVEL, more: Interval = JEFFREYS
+) -> Interval:
     """How far the bounds lie below and above an estimate, by what each sample adds to its error.
 
-    Sums of positive and of negative parts are as gamma distributed as weighted counts (Fay and Feuer 1997), with half
-    a sample more (Jeffreys' prior) of weight `up` or `down`; both are joined by Zou and Donner (2008). By a design
-    effect, samples are fewer and weigh more.
+    Sums of positive and of negative parts are as gamma distributed as weighted counts (Fay and Feuer 1997); both are
+    joined by Zou and Donner (2008). `more` samples of weight `up` or `down` are added for lower and upper quantiles:
+    half a sample (Jeffreys' prior), or none and a whole one, which keeps the level of few samples too (`STRICT`). By a
+    design effect, samples are fewer and weigh more.
     """
     sides = []
     for sign, unseen in ((1, effect * up), (-1, effect * down)):
-        parts = np.maximum(sign * influence, 0)
-        total, variance = float(parts.sum()), effect * float(parts @ parts) + unseen**2 / 2
-        if variance == 0:
-            sides.append((0.0, 0.0))
-            continue
-        centre = total + unseen / 2
-        low, high = special.gammaincinv(centre**2 / variance, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) * variance / centre
-        sides.append((max(0.0, total - low), high - total))
+        parts, quantiles = np.maximum(sign * influence, 0), []
+        total, squares = float(parts.sum()), effect * float(parts @ parts)
+        for tail, extra in zip(((1 - level) / 2, (1 + level) / 2), more, strict=True):
+            centre, variance = total + extra * unseen, squares + extra * unseen**2
+            found = special.gammaincinv(centre**2 / variance, tail) * variance / centre if variance > 0 else 0.0
+            quantiles.append(float(found))
+        sides.append((max(0.0, total - quantiles[0]), quantiles[1] - total))
     return float(np.hypot(sides[0][0], sides[1][1])), float(np.hypot(sides[0][1], sides[1][0]))
 
 

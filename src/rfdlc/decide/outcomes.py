@@ -33,6 +33,11 @@ UNCERTAINTIES: dict[str, Callable[[Floats, Floats, bool], Floats] | None] = {
 }
 
 
+def without_rounding(gap: Floats, utility: Utility) -> NDArray[np.float64]:
+    """Differences of utilities, 0 where sums of 32-bit probabilities explain them."""
+    return np.where(np.abs(gap) < ROUNDING * np.abs(utility.matrix).max(), 0.0, gap)
+
+
 @dataclass(frozen=True)
 class Outcomes:
     """Decisions of labelled samples. Arrays have one entry per sample."""
@@ -104,8 +109,7 @@ class Outcomes:
     @cached_property
     def gap(self) -> NDArray[np.float64]:
         """Promised minus realised utility; what rounding of probabilities in 32 bits leaves of 0 is 0."""
-        gap = self.expected - self.realised
-        return np.where(np.abs(gap) < ROUNDING * np.abs(self.utility.matrix).max(), 0.0, gap)
+        return without_rounding(self.expected - self.realised, self.utility)
 
     @property
     def regret(self) -> NDArray[np.float64]:

@@ -148,7 +148,7 @@ class Watch:
         if found is None:
             return []
         lines = [f"{found.labelled:,} labels: a realised utility of {readable(found.utility)} ({found.ends}); "
-                 f"{readable(found.promised)} was promised."]  # fmt: skip
+                 f"{found.promise}."]  # fmt: skip
         for option in [each for each in self.options if each.pays][:1]:
             what = {"prior": "A new prior", "calibration": "A recalibration", "both": "A recalibration and a new prior"}
             ends = f"{readable(option.interval[0])} to {readable(option.interval[1])}"
@@ -260,9 +260,9 @@ def _spans(decisions: monitoring.Decided, window: str | int | None) -> Iterator[
 def _from_labels(log: Log) -> tuple[feedback.Realised | None, list[feedback.Revision]]:
     if log.rows is None or log.targets is None:
         return None, []
-    group, decisions = feedback.strata(log.decisions), log.decisions
-    values = decisions.utility.matrix[log.targets, decisions.actions[log.rows]]
-    given = values, decisions.expected, group, log.rows, log.propensity
+    decisions = log.decisions
+    group = feedback.strata(decisions.probabilities.max(axis=1), decisions.decided < 0)
+    given = log.targets, decisions.actions, decisions.expected, group, log.rows, log.propensity
     realised = feedback.realised_utility(decisions.utility, *given)
     weights = feedback.review_weights(group, log.rows, log.propensity)
     enough = len(log.rows) >= feedback.FEWEST
@@ -276,9 +276,10 @@ def recalibrate(
     """Write a decider that is calibrated again from logged decisions and labels that came later; nothing is trained.
 
     It is written if the interval of its gain is above 0 (`Revision.pays`), or with `force`: a server takes it up at
-    once. `kind` is "prior" (a new target prior), "calibration" or "both"; by default the one that gains most, of those
-    that pay if any does. `decider` is the one whose decisions count, by default the last. Returns what was chosen, all
-    of them, and the realised utility.
+    once. If nothing can be gained, it is written with a probability of about 2.5% at most: intervals are corrected for
+    the three options. `kind` is "prior" (a new target prior), "calibration" or "both"; by default the one that gains
+    most, of those that pay if any does. `decider` is the one whose decisions count, by default the last. Returns what
+    was chosen, all of them, and the realised utility.
 
     Raises
     ------

@@ -128,6 +128,20 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, run, sta
         read_log(tmp_path)
 
 
+def test_feedback_and_recalibrate_give_the_same_numbers(backend, start, scores, tmp_path):
+    p, labels = scores
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:150])["id"]
+        doubtful = sorted(range(150), key=lambda i: p[i].max())[:90]  # other shares of strata have labels
+        given = {"ids": [ids[i] for i in doubtful], "labels": [labels[i] for i in doubtful]}
+        found = json.loads(served.ask(given, path="/feedback")[2])
+    own = rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)[2].to_dict()
+    assert set(own) < set(found)
+    for name, value in own.items():
+        assert found[name] == pytest.approx(value, abs=1e-6), name
+    assert (found["labels"], found["decisions"]) == (90, 150)
+
+
 def test_labels_after_a_restart_and_of_an_earlier_decider_are_matched_with_the_log(
     backend, run, start, scores, tmp_path
 ):

@@ -64,7 +64,7 @@ def _cards(watched: Watch) -> str:
     ]  # fmt: skip
     if watched.realised is not None:
         own = watched.realised
-        note = f"{own.ends}; {own.labelled:,} labels, {readable(own.promised)} promised"
+        note = f"{own.ends}; {own.labelled:,} labels; {own.promise}"
         cards.insert(1, ("Realised utility", readable(own.utility), note))
     return "".join(
         f'<div class="card"><h3>{name}</h3><p class="value">{value}</p><p class="interval">{escape(note)}</p></div>'

@@ -23,7 +23,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.feedback import FEWEST, STRATA, Realised, decider_version, realised_utility
+from rfdlc.decide.feedback import FEWEST, Realised, decider_version, realised_utility, strata
 from rfdlc.decide.monitor import Decided, Monitor, Reference
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.rules import UNFAMILIAR
@@ -39,11 +39,11 @@ LOGGER = logging.getLogger("rfdlc.serve")
 GATHERED, ROWS, SECONDS, FILES = 512, 10_000, 60.0, 2_000  # answers and rows per step and file; files that are kept
 RING = 2**18  # decisions whose labels may still come
 WAITING = 20 * ROWS  # rows that wait for a slow disk; more are not logged
-EDGES = (0.5, 0.7, 0.9, 0.99)  # of the largest probability: strata of reviews
 MONITORED = 1_000, 1_000_000  # of a file so many samples are tested at least, and so many probabilities at most
 LOGGED = ("time", "action", "expected_utility", "reason")
 MOST_LABELS, LONGEST, MOST_BYTES = 10_000, 200, 2**21
 FEEDBACK = f"expected ids and labels, two lists of the same length, up to {MOST_LABELS:,}, and optionally propensity"
+UNKNOWN = "realised_utility", "interval", "promised_utility", "utility_gap", "utility_gap_interval"  # without labels
 KEPT = "labels of ids unknown to this process are kept: rfdlc watch and rfdlc recalibrate match them with the log"
 
 
@@ -79,7 +79,7 @@ class DecisionLog:
         self._rows: list[dict[str, Any]] = []
         self._thread = ThreadPoolExecutor(1, "decision-log")
         self._of_version = np.zeros(RING, dtype=np.int32)  # 0: none
-        self._action, self._group = np.zeros(RING, dtype=np.int32), np.zeros(RING, dtype=np.int8)
+        self._action, self._confidence = np.zeros(RING, dtype=np.int32), np.zeros(RING, dtype=np.float32)
         self._expected, self._propensity = np.zeros(RING), np.full(RING, np.nan)
         self._label = np.full(RING, -1, dtype=np.int32)
         self._versions: dict[str, int] = {}
@@ -125,10 +125,7 @@ class DecisionLog:
         await asyncio.wrap_future(self._thread.submit(_append, self.folder / LABELS, text))
         metrics.count_feedback(len(found), realised)
         known = {"matched": len(found), "unknown": len(lines) - len(found), "decider": decider_version(decider)}
-        values: dict[str, Any] = {"realised_utility": None, "interval": None, "promised_utility": None}
-        if realised is not None:
-            values = {"realised_utility": realised.utility, "interval": realised.interval}
-            values |= {"promised_utility": realised.promised, "labels": realised.labelled}
+        values: dict[str, Any] = dict.fromkeys(UNKNOWN) if realised is None else realised.to_dict()
         said = advice(realised, metrics.moved)
         return {**known, **values, "advice": f"{said}; {KEPT}" if known["unknown"] else said}
 
@@ -162,11 +159,11 @@ class DecisionLog:
         rows = np.flatnonzero(self._label[mine] >= 0)
         if not len(rows):
             return None
-        values = decider.utility.matrix[self._label[mine[rows]], self._action[mine[rows]]]
         chances = self._propensity[mine[rows]]
         known = None if np.isnan(chances).any() else chances
-        expected, group = self._expected[mine], self._group[mine].astype(np.int64)
-        return realised_utility(decider.utility, values, expected, group, rows, known)
+        targets, actions = self._label[mine[rows]].astype(np.int64), self._action[mine].astype(np.int64)
+        group = strata(self._confidence[mine], decider.utility.decided_class[actions] < 0)
+        return realised_utility(decider.utility, targets, actions, self._expected[mine], group, rows, known)
 
     def _gather(self) -> None:
         """From answers to columns, for many answers at once."""
@@ -194,8 +191,7 @@ class DecisionLog:
         spots = np.arange(first, first + len(p)) % RING
         self._of_version[spots] = self._versions.setdefault(version, len(self._versions) + 1)
         self._action[spots], self._expected[spots] = action, expected
-        handed = decider.utility.decided_class[action] < 0
-        self._group[spots] = np.searchsorted(EDGES, p.max(axis=1)) + STRATA * handed
+        self._confidence[spots] = p.max(axis=1)
         self._label[spots], self._propensity[spots] = -1, np.nan
         columns = {"action": names, "expected_utility": expected, "reason": reason, "time": times}
         self._rows.append({"decider": decider, "first": first, "p": p, "index": action, **columns})
@@ -300,10 +296,8 @@ def advice(found: Realised | None, moved: float) -> str:
     said = []
     if found is None or found.labelled < FEWEST:
         said.append(f"too few labels to advise: at least {FEWEST} are needed")
-    elif found.broken:
-        said.append("the promised utility lies outside the interval: recalibration may pay (rfdlc recalibrate)")
     else:
-        said.append("decisions are worth what they promised, as far as these labels show")
+        said.append(found.promise + (", so recalibration may pay (rfdlc recalibrate)" if found.broken else ""))
     if moved > 0.1:
         said.append(f"the class prior has moved by {moved:.2f}: a new prior may pay (rfdlc recalibrate --kind prior)")
     return "; ".join(said)
