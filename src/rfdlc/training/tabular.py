@@ -131,7 +131,8 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     }
     steps = len(fits) * len(rows) + len(networks) * config.epochs
     fits |= {n: partial(_fit_networks, data, method, config.replace(**NETWORKS[n]), *given) for n in networks}
-    with live(steps, f"Fitting {data.name}") as show:
+    limited = f", at most {config.budget:g} s" if config.budget else ""  # then nobody knows how many steps are left
+    with live(None if limited else steps, f"Fitting {data.name}{limited}") as show:
         found = _in_time(fits, config.budget, show)
     if left := [name for name in fits if name not in found]:
         announce(f"left out   {', '.join(left)}: not within {config.budget:g} s")
