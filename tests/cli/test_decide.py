@@ -287,7 +287,7 @@ def test_decisions_and_costs_without_class_names_are_no_input(run, folder):
 
 
 def test_a_table_with_the_wrong_sign_is_told(run, folder):
-    (folder / "costs.csv").write_text("true,cat,dog,newt,ask\ncat,0,1,1,2\ndog,2,0,1,2\nnewt,0,0,0,2\n")
+    (folder / "costs.csv").write_text("true,cat,dog,newt,ask\ncat,0,1,1,0.5\ndog,2,0,1,0.5\nnewt,0,0,0,0.5\n")
     assert "costs.csv: every right decision is worth the least" in run("decide", "test.csv", "-u", "costs.csv")[2]
     assert "U.csv: every right decision costs the most" in run("decide", "test.csv", "--costs", "U.csv")[2]
     assert run("decide", "test.csv", "-u", "costs.csv")[2].count("every right decision") == 1
