@@ -1,4 +1,4 @@
-"""Whoever predicts is told where a centre crop cuts off much of an image, unless the training images lost as much."""
+"""Predictions warn where a centre crop cuts off much of an image, unless training images lost as much."""
 
 import warnings
 
