@@ -44,7 +44,7 @@ def tuned(path, data, **settings):
 
 def certain(losses):
     """In place of `_losses`: the losses of a function of the trials, without standard errors."""
-    return lambda trainer, trials, until: (losses(trials), [0.0] * len(trials))
+    return lambda trainer, trials, until, later: (losses(trials), [0.0] * len(trials))
 
 
 def read(path):
@@ -73,11 +73,11 @@ def test_interrupted_trials_continue_and_choose_the_same(tmp_path, monkeypatch):
     undisturbed = tuned(tmp_path / "one", data, epochs=20)
     losses, calls = tuning._losses, []
 
-    def interrupted(trainer, trials, until):
+    def interrupted(trainer, trials, *given):
         calls.append(len(trials))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return losses(trainer, trials, until)
+        return losses(trainer, trials, *given)
 
     monkeypatch.setattr(tuning, "_losses", interrupted)
     with pytest.raises(KeyboardInterrupt, match="rfdlc resume"):
@@ -291,7 +291,7 @@ def test_a_rung_that_runs_out_of_time_is_stopped_and_left_out(tmp_path, monkeypa
     clock = [0.0]
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
 
-    def steps(net, stages, start, show):
+    def steps(net, stages, start, show, later):
         for _ in range(1000):
             clock[0] += 0.1
             show(1, "")

@@ -179,11 +179,12 @@ class Epoch:
 
 def epochs(
     net: ParticleNet, stages: Sequence[PreparedStage], state: Mapping[str, Tensor], done: int = 0,
-    processes: ProcessGroup = SINGLE, show: Callable[[int, str], None] = lambda steps, text: None,
+    processes: ProcessGroup = SINGLE, show: Callable[[int, str], None] = lambda steps, text: None, later: int = 0,
 ) -> Iterator[Epoch]:  # fmt: skip
     """Train from the end of epoch `done` to the last of the last stage. `state` is the optimiser's, of a checkpoint.
 
     Networks are the same on all `processes` that drive such a loop after each epoch; `show` is called after every step.
+    `later` is how many steps other trainings of such networks will make: they share compiled kernels.
     """
     deviations: list[Tensor] = []
     with torch_settings(net.head_weights.device, stages[-1].end * stages[-1].loader.steps):
@@ -196,7 +197,7 @@ def epochs(
                 start_at_class_means(net, stage, processes)
             white = _whitened_once(net, stage)
             step = Step(net, stage.losses, stage.settings, stage.stage, deviations, stage.each, processes)
-            execution = Execution(step, (stage.end - max(done, stage.start)) * stage.loader.steps)
+            execution = Execution(step, (stage.end - max(done, stage.start)) * stage.loader.steps + later)
             if done > stage.start:
                 step.load(state)
             for epoch in range(max(done, stage.start) + 1, stage.end + 1):

@@ -284,7 +284,8 @@ def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any],
         better = _best(plan) if done else plan["candidates"]
         rung["trials"] = better[: max(2, len(better) // 2)] if done else better
     new = rung["trials"][1:] if known else rung["trials"]
-    found, errors = _losses(trainer, [_trial(run, rung["epochs"], own) for own in new], until)
+    later = plan["epochs"] * steps_per_epoch(trainer, run)
+    found, errors = _losses(trainer, [_trial(run, rung["epochs"], own) for own in new], until, later)
     losses = known + found  # the best one is not trained again
     rung["losses"] = [round(loss, 6) if loss < math.inf else None for loss in losses]  # JSON has no infinity
     if not known:
@@ -362,8 +363,8 @@ def _trial(run: Run, length: int, settings: Settings) -> Run:
     return measuring.unwritten(run, found)
 
 
-def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list[float], list[float]]:
-    """Held-out losses after training, infinite for one whose training loss is not a number, and standard errors."""
+def _losses(trainer: Trainer, trials: Sequence[Run], until: float, later: int = 0) -> tuple[list[float], list[float]]:
+    """Held-out losses and standard errors, infinite where the training loss is not a number; `later`: see `epochs`."""
     found, waiting = dict[Any, TrialLosses | None](), list(trials)
     with live(len(trials) * trials[0].epochs * steps_per_epoch(trainer, trials[0]), f"{len(trials)} trials") as show:
 
@@ -376,7 +377,8 @@ def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list
             stack = trainer.stacker.next_stack(waiting)
             try:
                 with sensible_threads(stack.net, stack.run.config):
-                    for _ in epochs(stack.net, stack.stages, {}, show=partial(step, together=len(stack.members))):
+                    shown = partial(step, together=len(stack.members))
+                    for _ in epochs(stack.net, stack.stages, {}, show=shown, later=later):
                         pass
             except TrainingStopped as error:
                 lost = stack.members[error.run].runs[0]

@@ -57,7 +57,8 @@ def _window_weights(
 def _convolve_rows(
     x, w, y, partial, batch,
     H: tl.constexpr, W: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, TRANSPOSED: tl.constexpr,
-    SUMS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr,
+    SUMS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, IMAGES: tl.constexpr, TALL: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """A convolution of stride 1, or (TRANSPOSED) its gradient by the input, which is one too.
 
@@ -69,9 +70,9 @@ def _convolve_rows(
     part, network = tl.program_id(0), tl.program_id(1).to(tl.int64)
     parts: tl.constexpr = H // ROWS
     across: tl.constexpr = W // GROUP
-    m, k, n = tl.arange(0, IMAGES * across), tl.arange(0, WINDOW), tl.arange(0, GROUP * CY)
+    m, k, n = tl.arange(0, TALL), tl.arange(0, WINDOW), tl.arange(0, GROUP * CY)
     image, group = (part // parts) * IMAGES + m // across, m % across
-    inside = image < batch
+    inside = (image < batch) & (m < IMAGES * across)
     start = (part % parts) * ROWS
     x += network * batch * (H * W * CX)
     y += network * batch * (H * W * CY)
@@ -83,7 +84,7 @@ def _convolve_rows(
     seen = inside[:, None] & (column >= 0) & (column < W) & (k[None, :] < (GROUP + 2) * CX)
     source = x + (image * (H * W) + group * GROUP - 1)[:, None] * CX + k[None, :]
     target = y + (image * (H * W) + group * GROUP)[:, None] * CY + n[None, :]
-    last = tl.zeros((IMAGES * across, GROUP * CY), dtype=tl.float32)
+    last = tl.zeros((TALL, GROUP * CY), dtype=tl.float32)
     this, first, second = last, last, last
     for step in range(ROWS + 2):
         row = start + step - 1
@@ -165,13 +166,13 @@ def _convolve_tiles(
 def _weight_gradient_rows(
     dy, x, partial, batch, sets,
     H: tl.constexpr, W: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr,
-    GROUP: tl.constexpr, WINDOW: tl.constexpr, IMAGES: tl.constexpr,
+    GROUP: tl.constexpr, WINDOW: tl.constexpr, IMAGES: tl.constexpr, TALL: tl.constexpr,
 ):  # fmt: skip
     """Products of all pixels in groups with those in their windows: partial (K, programs, 3, GROUP * CY, window)."""
     wait_turn()
     part, network = tl.program_id(0), tl.program_id(1).to(tl.int64)
     across: tl.constexpr = W // GROUP
-    m, k, n = tl.arange(0, IMAGES * across), tl.arange(0, WINDOW), tl.arange(0, GROUP * CY)
+    m, k, n = tl.arange(0, TALL), tl.arange(0, WINDOW), tl.arange(0, GROUP * CY)
     dy += network * batch * (H * W * CY)
     x += network * batch * (H * W * CX)
     group = m % across
@@ -182,7 +183,7 @@ def _weight_gradient_rows(
     for step in range(sets * H):
         row = step % H
         image = (part * sets + step // H) * IMAGES + m // across
-        inside = (image < batch)[:, None]
+        inside = ((image < batch) & (m < IMAGES * across))[:, None]
         source = x + (image * (H * W) + row * W + group * GROUP - 1)[:, None] * CX + k[None, :]
         values = tl.trans(tl.load(source, mask=inside & seen, other=0.0))
         target = dy + (image * (H * W) + row * W + group * GROUP)[:, None] * CY + n[None, :]
@@ -275,6 +276,10 @@ class Rows(NamedTuple):
             tall *= 2
         return max(1, tall * self.group // width)
 
+    def rows(self, width: int, images: int) -> int:
+        """Rows of the matrix product: those of the images, and empty ones up to a power of two."""
+        return triton.next_power_of_2(images * width // self.group)
+
     def parts(self, sets: int, height: int) -> int:
         """Into how many parts an image is cut, so that there are programs enough."""
         parts = 1
@@ -329,7 +334,7 @@ def _convolve(
         partial = x.new_empty((networks, programs, 2, channels) if sums else 0, dtype=torch.float32)
         _convolve_rows[(programs, networks)](
             x, weight, y, partial, batch, **shape, GROUP=rows.group, WINDOW=rows.window(x.shape[4]), IMAGES=images,
-            ROWS=height // parts, num_warps=rows.warps, num_stages=rows.ahead,
+            TALL=rows.rows(width, images), ROWS=height // parts, num_warps=rows.warps, num_stages=rows.ahead,
         )  # fmt: skip
         return partial
     tiling, step, pixels = TILES[channels], stride if transposed else 1, batch * height * width
@@ -355,7 +360,7 @@ def weight_gradient(dy: Tensor, x: Tensor, stride: int) -> Tensor:
         partial = x.new_empty((networks, programs, 3, group * channels, window), dtype=torch.float32)
         _weight_gradient_rows[(programs, networks)](
             dy, x, partial, batch, sets, **shape, GROUP=group, WINDOW=window, IMAGES=images,
-            num_warps=rows.warps, num_stages=rows.ahead,
+            TALL=rows.rows(width, images), num_warps=rows.warps, num_stages=rows.ahead,
         )  # fmt: skip
     else:
         pixels, tiling, group, window = batch * height * width, GRADIENT_TILES[channels], 1, 3 * inputs
