@@ -267,7 +267,7 @@ def handed_over(decider: "Decider", scores: Scores, batch: bool | PerDay) -> tup
     kept, forced, likeliest = map(np.concatenate, zip(*each, strict=True))
     flagged = found.above(found.score(scores), likeliest, utility.classes)
     if batch and (decider.budget is not None or isinstance(batch, PerDay)):
-        kept = kept_to(decider, scores, batch, flagged)
+        kept = kept_to(decider, scores, batch, np.where(flagged, forced, -1))
     return np.where(flagged, forced, kept), flagged
 
 
