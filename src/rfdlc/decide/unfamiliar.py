@@ -249,7 +249,7 @@ def deviation(values: Floats, weights: Floats) -> float:
 
 
 def is_limited(decider: "Decider", batch: bool | PerDay) -> bool:
-    """Whether more than the rule says which samples are handed over."""
+    """Whether decisions depend on more than the rule: on a budget, limits per day, or unfamiliar samples."""
     return decider.budget is not None or decider.unfamiliar is not None or isinstance(batch, PerDay)
 
 
