@@ -6,7 +6,7 @@ from typing import Any
 import rfdlc
 from rfdlc.errors import choose, expect
 
-_PER_TIME = re.compile(r"/\s*[^\W\d]")  # 50/day, 50/week; 30/600 is a share
+_PER_TIME = re.compile(r"(^|=)\s*[\d.]+\s*/\s*[^\W\d]")  # 50/day, a=50/week; 30/600 is a share
 _PER_DAY = re.compile(r"\s*(\d+)\s*/\s*day\s*", re.ASCII | re.IGNORECASE)
 
 
