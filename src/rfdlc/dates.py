@@ -6,8 +6,14 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from rfdlc.errors import InputError
+
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
 _DOTTED = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)", re.ASCII)  # day, month, year
+# Times in other formats (03/01/2026, 20260301T0930, Unix time), and missing ones: as names, each would be its own day.
+_NO_NAME = re.compile(
+    r"\d{1,4}([/-])\d{1,2}\1\d{1,4}.*|\d{8}T.*|\d{9,}(\.\d*)?|nan|nat|none|<na>|", re.ASCII | re.IGNORECASE
+)
 
 
 def since_1970(text: str) -> timedelta | None:
@@ -30,13 +36,25 @@ def is_date(text: str) -> bool:
 
 
 def days_of(times: Iterable[Any]) -> list[str]:
-    """The days of times as they are written, whatever their offsets; texts as they are where some are no dates.
+    """The days of dates or times, as written: offsets change nothing. Names of days, shifts or sites stay as they are.
 
     >>> days_of(["2024-03-01T23:59+06:00", "2.3.2024"]), days_of(["night", 2])
     (['2024-03-01', '2024-03-02'], ['night', '2'])
+
+    Raises
+    ------
+    InputError
+        If a value is missing, if only some are dates, or if they are times in another format.
     """
-    texts = [str(time) for time in times]
-    return [_iso(text)[:10] for text in texts] if all(map(is_date, texts)) else texts
+    texts = [str(time).strip() for time in times]
+    dates = [is_date(text) for text in texts]
+    if all(dates):
+        return [_iso(text)[:10] for text in texts]
+    for sample, (text, date) in enumerate(zip(texts, dates, strict=True)):
+        if not date and (any(dates) or _NO_NAME.fullmatch(text)):
+            expected = "2026-03-01, 2026-03-01T09:30 or 1.3.2026 for every sample, or names of days, shifts or sites"
+            raise InputError(f"the time of sample {sample} (counted from 0) is {text!r}: expected {expected}")
+    return texts
 
 
 def _iso(text: str) -> str:

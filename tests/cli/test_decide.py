@@ -260,6 +260,8 @@ def test_costs_are_shown_as_costs(run, folder):
     decided = json.loads(run("decide", *given, "--json")[1])
     assert decided["mean_expected_cost"] == -decided["mean_expected_utility"] > 0
     assert f"Mean expected cost {decided['mean_expected_cost']:.3g}"[:21] in run("decide", *given)[1]
+    many = json.loads(run("decide", *given, "--out", "many/", "--json")[1])  # file by file
+    assert many["mean_expected_cost"] == pytest.approx(decided["mean_expected_cost"], rel=1e-5)
     found = json.loads(run("evaluate", *given, "--json")[1])
     assert found["mean_cost"] == -found["mean_utility"] > 0
     assert found["intervals"]["mean_cost"] == [-end for end in found["intervals"]["mean_utility"][::-1]]

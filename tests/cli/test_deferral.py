@@ -132,9 +132,8 @@ def test_budget_per_day(run, folder):
         assert p[handed & (days == day)].max(axis=1).max() <= unsure[8] < 0.95  # the nine least sure of the day
         assert (handed & (days == day)).sum() == 9
     more = int((p.max(axis=1) < 0.95).sum()) - 63
-    assert (
-        f"Budget per day: total 9. Handed over: 9 to 9 on each of 7 days, 63 in all; {more} more samples"
-        in " ".join(out.split())
+    assert f"Budget per day: total 9. Handed over: 9 on each of 7 days, 63 in all; {more} more samples" in " ".join(
+        out.split()
     )
     code, out, err = run("decide", *words, "--json")
     assert json.loads(out)["budget"] == {
@@ -145,6 +144,7 @@ def test_budget_per_day(run, folder):
         (("--budget", "9/day"), "--budget 9/day needs the time of each sample: give its column by --time COLUMN"),
         (("--time", "seen_at"), "--time seen_at is for a budget per day: give --budget 50/day as well"),
         (("--budget", "9.5/day", "--time", "seen_at"), "expected samples per day, such as 50/day"),
+        (("--budget", "9/week", "--time", "seen_at"), "expected samples per day, such as 50/day"),
         (
             ("--budget", "9/day", "--time", "when"),
             "no column 'when', which --time names; it has cat, dog, newt, seen_at",
@@ -157,11 +157,24 @@ def test_budget_per_day(run, folder):
         assert message in " ".join(err.split())
 
 
+def test_an_action_may_have_day_in_its_name(run, folder):
+    (folder / "day_team.csv").write_text((folder / "doctor.csv").read_text())
+    words = ("test.npz", "--calibrate", "val.npz", "--expert", "day_team.csv")
+    code, out, err = run("decide", *words, "--budget", "day_team=5%")
+    assert code == 0, err
+    assert "Budget: day_team 5% of held-out samples" in out
+    code, _, err = run("evaluate", *words, "--budget", "9/day")
+    assert code == 2
+    assert "--budget 9/day is for `rfdlc decide` of one file, with --time COLUMN" in " ".join(err.split())
+
+
 def test_an_action_that_can_never_be_chosen_is_named(run, folder):
     costs = "true,cat,dog,newt,inspect\ncat,0,1,1,2\ndog,9,0,1,2\nnewt,50,50,0,2\n"
     (folder / "costs.csv").write_text(costs)
     code, _, err = run("decide", "test.npz", "--costs", "costs.csv")
     assert code == 0
     assert "the action 'inspect' will never be chosen: 'newt' is at least as good whatever the true class is" in err
+    alarm = ("--calibrate", "val.npz", "--unfamiliar", "5%")
+    assert "never be chosen" not in run("decide", "test.npz", "--costs", "costs.csv", *alarm)[2]  # they get it
     (folder / "costs.csv").write_text(costs.replace(",2", ",0.5"))
     assert "never be chosen" not in run("decide", "test.npz", "--costs", "costs.csv")[2]

@@ -73,7 +73,7 @@ def test_what_label_shift_does_not_explain_is_not_trusted(place):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["shifted.npz", "-r", "held.npz"], "needs its decider: --decider FILE or RUN"),
+        (["shifted.npz", "-r", "held.npz"], "give its decider, --decider FILE or RUN; `rfdlc decide` writes one"),
         (["shifted.npz", "-r", "shifted.npz", "--decider", "decider.json"], "need labels: a column 'target'"),
         (["shifted.npz", "-r", "held.npz", "--decider", "decider.json", "--window", "soon"], "expected samples"),
         (["shifted.npz", "-r", "held.npz", "--decider", "decider.json", "--window", "1d"], "needs the times of a log"),

@@ -160,7 +160,7 @@ def test_broken_files_are_named_together_up_to_a_limit(folder: Path) -> None:
     for i in range(3):
         (folder / "ant" / f"empty{i}.png").touch()
     with pytest.raises(
-        InputError, match=r"wasp: .*no image.*3 times, .*empty0.png; .*empty1.png; .*empty2.png. .*skip"
+        InputError, match=r"wasp: .*no image.*3 times \(.*empty0.png; .*empty1.png; .*empty2.png\). .*skip"
     ):
         rfdlc.load(folder)
     for i in range(20):
@@ -168,7 +168,7 @@ def test_broken_files_are_named_together_up_to_a_limit(folder: Path) -> None:
         cut(noise(folder / "bee" / f"cut{i}.png"))
     with pytest.raises(InputError) as told:
         rfdlc.load(folder)
-    assert str(told.value).count("the file is empty (0 bytes): 23 times, such as ") == 1
+    assert str(told.value).count("the file is empty (0 bytes): 23 times (") == 1
     assert str(told.value).count(".png") == 3 + 1  # and in what the class folder expected
     assert len(rfdlc.load(folder, skip_broken=True).skipped) == 44
 
@@ -182,12 +182,12 @@ def test_what_is_broken_is_listed_by_reason() -> None:
     broken += [f"/r/{n}.jpg: the image is truncated or corrupt ({n} bytes not processed)" for n in (7, 31)]
     broken += ["t.csv: row 3 has no target", "t.csv: row 5 has no target"]
     assert by_reason(broken) == [
-        f"{bits}: 5 times, such as t.csv, line 2: /r/2.png; t.csv, line 3: /r/3.png; t.csv, line 4: /r/4.png",
-        "the file does not exist: expected: 2 times, such as t.csv, line 9: /r/no.png; t.csv, line 10: /r/a b.png",
+        f"{bits}: 5 times (t.csv, line 2: /r/2.png; t.csv, line 3: /r/3.png; t.csv, line 4: /r/4.png; ...)",
+        "the file does not exist: expected: 2 times (t.csv, line 9: /r/no.png; t.csv, line 10: /r/a b.png)",
         "t.csv, line 8: the label is missing",
         "/r/x: the class folder holds no image",
-        "the image is truncated or corrupt (7 bytes not processed): 2 times, such as /r/7.jpg; /r/31.jpg",
-        "has no target: 2 times, such as t.csv: row 3; t.csv: row 5",
+        "the image is truncated or corrupt (7 bytes not processed): 2 times (/r/7.jpg; /r/31.jpg)",
+        "has no target: 2 times (t.csv: row 3; t.csv: row 5)",
     ]
     assert by_reason([]) == []
 

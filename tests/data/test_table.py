@@ -566,7 +566,7 @@ def test_missing_targets(path: Path) -> None:
         (
             "file,label\na.PNG,a\nb.png,b\n",
             {},
-            r"the file does not exist: expected .*: 2 times, such as .*line 2: .*a.PNG; .*line 3: .*b.png",
+            r"the file does not exist: expected .*: 2 times \(.*line 2: .*a.PNG; .*line 3: .*b.png\)",
         ),
         ("x,y\n1,a\n2,a\n", {"test_fraction": 0}, "one class"),
         ("x,y\n" + "".join(f"1,{i}.5\n" for i in range(40)), {}, "expected classes, not measurements"),

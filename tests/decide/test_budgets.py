@@ -367,9 +367,30 @@ def test_unfamiliar_samples_count_per_day():
     assert handed[strange].all()
 
 
+def test_unfamiliar_samples_count_for_the_action_that_they_get():
+    p, held = (probabilities(n, 3, seed, 0.5) for n, seed in ((40, 1), (2000, 2)))
+    decider = Decider(Utility.one_hot(3).with_expert("doctor", confusion=0.99).with_abstain(0.7))
+    decider = decider.fit_unfamiliar(held, held.argmax(axis=1), score="entropy", false_alarm=0.1)
+    strange = decider.explain(p).reason == "unfamiliar"
+    limit = int(strange.sum()) + 2
+    found = decider.decide(p, batch=PerDay({"doctor": limit}, np.zeros(40)))
+    assert (found[strange] == 3).all()
+    assert (found == 3).sum() == limit < (decider.decide(p) == 3).sum()
+
+
 @pytest.mark.parametrize(
     ("counts", "days", "message"),
     [
+        (
+            5,
+            ["2026-03-01", "2026-03-0x"],
+            "sample 1 .counted from 0. is '2026-03-0x': expected 2026-03-01, .* for every",
+        ),
+        (5, ["night", None], "sample 1 .* is 'None': expected"),
+        (5, ["night", float("nan")], "sample 1 .* is 'nan': expected"),
+        (5, np.array(["2026-03-01", "NaT"], dtype="datetime64[D]"), "sample 1 .* is 'NaT': expected"),
+        (5, ["03/01/2026 09:30", "03/01/2026 09:31"], "sample 0 .* is '03/01/2026 09:30': expected"),
+        (5, [1774653000, 1774653001], "sample 0 .* is '1774653000': expected"),
         (5, [1], "1 days for 2 samples: expected one per sample"),
         (-1, [1, 1], "total -1 per day: expected a number of samples, 0 or more"),
         (0.5, [1, 1], "total 0.5 per day: expected a number of samples"),

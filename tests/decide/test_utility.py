@@ -185,3 +185,14 @@ def test_costs_may_be_a_file(tmp_path):
     costs = Utility.from_costs(tmp_path / "costs.csv")
     assert (costs.actions, costs.matrix.tolist()) == (("cat", "newt", "vet"), [[0, -1, -0.5], [-50, 0, -2]])
     assert Utility.from_costs(str(tmp_path / "costs.csv"), ["newt", "cat"]).classes.names == ("newt", "cat")
+    with pytest.raises(InputError, match=r"costs.csv names its actions: leave out actions=\['a'\]"):
+        Utility.from_costs(tmp_path / "costs.csv", actions=["a"])
+
+
+def test_dominated_actions_are_those_that_no_probability_makes_best():
+    rng = np.random.default_rng(0)
+    utility = Utility.one_hot(3).with_abstain([0.4, 0.5, 0.9], "ask").with_abstain([0.4, 0.5, 0.8], "doubt")
+    utility = utility.with_abstain([-1, -1, 0.9], "late").with_abstain(-1, "lose")
+    best = {utility.actions[a] for a in np.unique((rng.dirichlet([0.5] * 3, 20_000) @ utility.matrix).argmax(axis=1))}
+    assert best.isdisjoint(utility.dominated)
+    assert utility.dominated == {"doubt": "ask", "late": "2", "lose": "0"}

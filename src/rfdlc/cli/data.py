@@ -113,19 +113,29 @@ def _checks(found: "Inspection", warned: set[str]) -> Iterator[Any]:
 
     from rfdlc.data.dataset import by_reason
 
+    def few(wrong: Any) -> str:
+        return f" {listing(wrong, 3)}"
+
+    def reasons(wrong: Any) -> str:
+        return "".join(f"\n      {reason}" for reason in by_reason(wrong))
+
     data, several = found.data, len(found.data.splits) > 1
-    checks = [  # what was found, whether it was looked for, what to say without and with findings
-        (found.across_splits, several, "no sample is in two splits", "samples are in more than one split"),
-        (found.across_labels, True, "no sample has two labels", "samples occur with more than one label"),
-        (found.groups_across_splits, several, "no group is in two splits", "groups are in more than one split"),
-        (data.skipped, bool(data.skipped), "", "broken files, rows or folders were left out"),
-        (found.broken, True, f"every {'other ' * bool(data.skipped)}sample can be read", "files cannot be read"),
+    checks = [  # what was found, whether it was looked for, what to say without and with findings, and how to list them
+        (found.across_splits, several, "no sample is in two splits", "samples are in more than one split", few),
+        (found.across_labels, True, "no sample has two labels", "samples occur with more than one label", few),
+        (found.groups_across_splits, several, "no group is in two splits", "groups are in more than one split", few),
+        (data.skipped, bool(data.skipped), "", "broken files, rows or folders were left out", reasons),
+        (
+            found.broken,
+            True,
+            f"every {'other ' * bool(data.skipped)}sample can be read",
+            "files cannot be read",
+            reasons,
+        ),
     ]
-    for wrong, made, fine, bad in checks:
+    for wrong, made, fine, bad, listed in checks:
         if made and wrong is not None:
-            reasons = by_reason(wrong) if wrong in (data.skipped, found.broken) else []
-            named = "".join(f"\n      {reason}" for reason in reasons) or f" {listing(wrong, 3)}"
-            bad = f"{len(wrong):,} {bad}:{named}"
+            bad = f"{len(wrong):,} {bad}:{listed(wrong)}"
             yield Text.assemble("  ", ("! ", "yellow"), bad) if wrong else Text.assemble("  ", ("✓ ", "green"), fine)
     if found.groups_across_splits is None:
         yield "  - groups are not known: name lesions, patients or tracks with --groups"

@@ -65,7 +65,6 @@ def decide(
     """
     import numpy as np
 
-    from rfdlc.decide.metrics import readable
     from rfdlc.table_writing import write_table
 
     limits = per_day(request.budget, time, save_decider)
@@ -87,7 +86,7 @@ def decide(
     decider = decider.replace(budget=None) if limits else decider
     daily = rfdlc.PerDay(limits, np.asarray(predictions.columns[time])) if time else None
     found, columns = decider.explain(predictions, batch=daily or True), dict[str, list[Any]]()
-    by_day = {} if daily is None else decisions.handed_over_by_day(daily, found)
+    by_day = {} if daily is None else decisions.handed_over_by_day(daily, decider, found)
     if out is not None or json:
         ids = range(len(found)) if predictions.ids is None else predictions.ids.tolist()
         columns = decisions.decision_columns(decider, found, ids)
@@ -100,9 +99,8 @@ def decide(
     changed = int((decider.utility.decided_class[found.action] != found.argmax).sum())
     if json:
         summary: dict[str, Any] = {"samples": len(found), "actions": dict(zip(found.actions, counts, strict=True))}
-        summary |= {"mean_expected_utility": value, "changed_from_argmax": changed}
+        summary |= decisions.mean_values(decider.utility, value) | {"changed_from_argmax": changed}
         summary |= decisions.decider_summary(decider, predictions)
-        summary |= {"mean_expected_cost": 0.0 - value} if decider.utility.has_costs else {}
         summary |= {"budget": None if decider.budget is None else decider.budget.to_dict()}
         summary |= {"budget": {"per_day": limits, "handed_over": by_day}} if by_day else {}
         summary |= {} if found.sets is None else {"sets": decisions.set_summary(decider, found.sets.sum(axis=1))}
@@ -112,8 +110,7 @@ def decide(
             summary["decisions"] = [dict(zip(columns, row, strict=True)) for row in rows]
         output(True, summary)
         return
-    costs = decider.utility.has_costs
-    mean = f"Mean expected cost {readable(0.0 - value)}" if costs else f"Mean expected utility {readable(value)}"
+    mean = decisions.mean_value(decider.utility, value)
     lines = [f"{mean}; {changed:,} of {len(found):,} differ from arg max."]
     lines += decisions.calibrated_lines(decider, predictions)
     which = "these" if request.budget and predictions.scores.corrected else "held-out"

@@ -4,11 +4,26 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import rfdlc
-from rfdlc.dates import days_of
 from rfdlc.errors import are, counted, listing
 
 if TYPE_CHECKING:
     from rfdlc.decide.rules import Explanation
+
+
+def mean_value(utility: "rfdlc.Utility", value: float) -> str:
+    """The mean expected utility in words: as a cost where utilities are costs with their sign changed."""
+    from rfdlc.decide.metrics import readable
+
+    return (
+        f"Mean expected cost {readable(0.0 - value)}"
+        if utility.has_costs
+        else f"Mean expected utility {readable(value)}"
+    )
+
+
+def mean_values(utility: "rfdlc.Utility", value: float) -> dict[str, float]:
+    """The same for JSON."""
+    return {"mean_expected_utility": value} | ({"mean_expected_cost": 0.0 - value} if utility.has_costs else {})
 
 
 def calibrated_lines(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> list[str]:
@@ -52,24 +67,20 @@ def deferral_lines(decider: "rfdlc.Decider", found: "Explanation", which: str) -
     return lines
 
 
-def handed_over_by_day(daily: "rfdlc.PerDay", found: "Explanation") -> dict[str, int]:
+def handed_over_by_day(daily: "rfdlc.PerDay", decider: "rfdlc.Decider", found: "Explanation") -> dict[str, int]:
     """How many samples of each day are handed over."""
-    from rfdlc.decide.rules import EXPECTED_UTILITY, UNFAMILIAR
-
-    days = days_of(daily.days)
-    handed = Counter(
-        day for day, reason in zip(days, found.reason, strict=True) if reason in (EXPECTED_UTILITY, UNFAMILIAR)
-    )
-    return {day: handed[day] for day in sorted({*days})}
+    away = decider.utility.decided_class[found.action] < 0
+    handed = Counter(day for day, handed in zip(daily.names, away, strict=True) if handed)
+    return {day: handed[day] for day in sorted({*daily.names})}
 
 
 def daily_line(limits: dict[str, int], days: dict[str, int], found: "Explanation") -> str:
     from rfdlc.decide.rules import OVER_BUDGET
 
+    least, largest = min(days.values()), max(days.values())
     most = ", ".join(f"{name} {count:,}" for name, count in limits.items())
-    handed = (
-        f"{min(days.values()):,} to {max(days.values()):,} on each of {len(days):,} days, {sum(days.values()):,} in all"
-    )
+    span = f"{least:,}" if least == largest else f"{least:,} to {largest:,}"
+    handed = f"{span} on each of {counted(len(days), 'day')}, {sum(days.values()):,} in all"
     more = int((found.reason == OVER_BUDGET).sum())
     return f"Budget per day: {most}. Handed over: {handed}; {counted(more, 'more sample')} {are(more)} worth it."
 

@@ -6,6 +6,9 @@ from typing import Any
 import rfdlc
 from rfdlc.errors import choose, expect
 
+_PER_TIME = re.compile(r"(^|=)\s*[\d.]+\s*/\s*[^\W\d]")  # 50/day, a=50/week; 30/600 is a share
+_PER_DAY = re.compile(r"\s*(\d+)\s*/\s*day\s*", re.ASCII | re.IGNORECASE)
+
 
 def check_sets(sets: str | None, coverage: str | None, size: int | None) -> None:
     """Raise for options that do not fit together, before anything is read."""
@@ -54,6 +57,8 @@ def with_deferral(
     """The decider with the budget, by `priced` samples, and the thresholds of unfamiliar ones, by held-out samples."""
     from rfdlc.decide.budgets import as_share
 
+    per_time = "is for `rfdlc decide` of one file, with --time COLUMN: give a share here, such as 5%"
+    expect(budget is None or not _PER_TIME.search(budget), f"--budget {budget} {per_time}")
     for option, given, known in (("--budget", budget, priced), ("--unfamiliar", false_alarm, held)):
         expect(
             given is None or known is not None,
@@ -71,13 +76,13 @@ def per_day(budget: str | None, time: str | None, save: Any) -> dict[str, int]:
     """Samples per day of `50/day` or `total=50/day,doctor=20/day`, by name; none for a share."""
     from rfdlc.decide.budgets import TOTAL
 
-    if budget is None or "day" not in budget.lower():
+    if budget is None or not _PER_TIME.search(budget):
         expect(time is None, f"--time {time} is for a budget per day: give --budget 50/day as well")
         return {}
     expect(time is not None, f"--budget {budget} needs the time of each sample: give its column by --time COLUMN")
     expect(save is None, f"--budget {budget} is for this file: a saved decider has shares (--budget 5%)")
     named = _by_action(budget) if "=" in budget else {TOTAL: budget}
-    found = {name: re.fullmatch(r"\s*(\d+)\s*/\s*day\s*", text, re.ASCII) for name, text in named.items()}
+    found = {name: _PER_DAY.fullmatch(text) for name, text in named.items()}
     told = f"--budget {budget}: expected samples per day, such as 50/day or total=50/day,doctor=20/day"
     expect(all(found.values()), told)
     return {name: int(match[1]) for name, match in found.items() if match}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rfdlc
+from rfdlc.cli import decisions
 from rfdlc.cli.request import Request
 from rfdlc.cli.writing import SHOWN, action_table, check_writable, output
 from rfdlc.errors import BrokenRows, InputError, counted, expect, listing
@@ -86,7 +87,6 @@ def decide_files(
 ) -> None:
     """Decide file by file."""
     from rfdlc.data.lake import Lake
-    from rfdlc.decide.metrics import readable
     from rfdlc.integrations.deciding import decide_lake
 
     check_writable(saved)
@@ -97,12 +97,10 @@ def decide_files(
             decider.save(beside)
     found = decide_lake(lake, out, decider, keep=keep, logits=request.logits)
     summary: dict[str, Any] = {"samples": found.samples, "files": found.files, "actions": found.actions}
-    summary |= {"mean_expected_utility": found.mean_expected_utility, "decided_for": decider.decided_for}
+    summary |= decisions.mean_values(decider.utility, found.mean_expected_utility)
+    summary |= {"decided_for": decider.decided_for}
     summary |= {"files_before": found.before, "skipped": found.skipped, "budget": None}
-    value = found.mean_expected_utility
-    costs = decider.utility.has_costs
-    mean = f"Mean expected cost {readable(0.0 - value)}" if costs else f"Mean expected utility {readable(value)}"
-    lines = [f"{mean}; d{decider.decided_for[1:]}."]
+    lines = [f"{decisions.mean_value(decider.utility, found.mean_expected_utility)}; d{decider.decided_for[1:]}."]
     if (budget := decider.budget) is not None:
         handed = budget.handed_over(found.actions, decider.utility)
         summary["budget"] = budget.to_dict() | {"kept_by": "prices", "handed_over": handed}

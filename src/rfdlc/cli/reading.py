@@ -149,18 +149,10 @@ def _warn_of_sign(spec: str, utility: "rfdlc.Utility", costs: bool) -> None:
         warnings.warn(f"{spec}: {taken} than being right: is its sign right?", stacklevel=2)
 
 
-def warn_of_useless_actions(utility: "rfdlc.Utility") -> None:
-    """Warn of actions that hand over and can never be the best, as another one is as good for every true class."""
-    for action, own in zip(utility.actions, utility.matrix.T, strict=True):
-        if action in utility.classes.names:
-            continue
-        better = (utility.matrix >= own[:, None]).all(axis=0) & (utility.matrix > own[:, None]).any(axis=0)
-        if better.any():
-            other = utility.actions[int(better.argmax())]
-            told = (
-                f"the action {action!r} will never be chosen: {other!r} is at least as good whatever the true class is"
-            )
-            warnings.warn(f"{told}; check their costs, or leave {action!r} out", stacklevel=2)
+def warn_of_dominated_actions(utility: "rfdlc.Utility") -> None:
+    for action, other in utility.dominated.items():
+        told = f"the action {action!r} will never be chosen: {other!r} is at least as good whatever the true class is"
+        warnings.warn(f"{told}; check their costs, or leave {action!r} out", stacklevel=2)
 
 
 def folder_decider(path: Path) -> "rfdlc.Decider | None":

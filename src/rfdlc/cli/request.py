@@ -145,8 +145,9 @@ class UtilityRequest:
             utility = utility.with_abstain(abstain)
         for file in self.expert or ():
             utility = None if utility is None else reading.with_expert(utility, file)
-        if utility is not None and (adds or named not in (None, *reading.BUILDERS)):
-            reading.warn_of_useless_actions(utility)
+        forced = self.unfamiliar is not None or (saved is not None and saved.unfamiliar is not None)
+        if utility is not None and not forced and (adds or named not in (None, *reading.BUILDERS)):
+            reading.warn_of_dominated_actions(utility)  # unfamiliar samples may be handed over to these, too
         return utility
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rfdlc.errors import expect, printable
+from rfdlc.errors import counted, expect, printable
 
 SHOWN = 25  # rows of a table that may have many
 COLUMNS = {"mean_cost": "mean cost", "mean_utility": "mean utility", "accuracy": "accuracy", "ece": "ECE"}
@@ -103,7 +103,7 @@ def part_table(kind: str, parts: Mapping[Any, Any]) -> Any:
 def action_table(counts: Mapping[str, int], rule: str = "", by_argmax: Mapping[str, int] | None = None) -> Any:
     """The most frequent actions, and where it is known, how often arg max decides for the same class."""
     total, columns = sum(counts.values()), ["action", "decided", "share", *(["by arg max"] if by_argmax else [])]
-    table = new_table(*columns, title=f"{total:,} decisions{f' by {rule}' if rule else ''}")
+    table = new_table(*columns, title=f"{counted(total, 'decision')}{f' by {rule}' if rule else ''}")
     rows = sorted(counts.items(), key=lambda row: -row[1])
     if rest := rows[SHOWN:]:
         rows[SHOWN:] = [(f"{len(rest)} more actions", sum(count for _, count in rest))]

@@ -35,7 +35,7 @@ COPIES = "{} training samples are copies of others, or look like them: they stay
 
 
 def by_reason(broken: Sequence[str]) -> list[str]:
-    """What is broken, each reason once: `the file is empty: 9 times, such as a.png; b.png; c.png`."""
+    """What is broken, each reason once: `the file is empty: 9 times (a.png; b.png; c.png; ...)`."""
     found: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     for text in broken:
         match = BROKEN.fullmatch(text)
@@ -45,9 +45,12 @@ def by_reason(broken: Sequence[str]) -> list[str]:
         elif inside := INSIDE.match(why):
             file, why = inside[1], why[: inside.start(1) - 1] + why[inside.end(1) :]
         found[re.sub(r"\d+", "0", why)].append((text, (row + file).rstrip(": "), why))  # bytes that lack differ
-    such = {why: "; ".join(name for _, name, _ in own[:NAMED]) for why, own in found.items()}
-    several = {why: f"{own[0][2]}: {len(own):,} times, such as {such[why]}" for why, own in found.items()}
-    return [own[0][0] if len(own) == 1 else several[why] for why, own in found.items()]
+    listed = []
+    for own in found.values():
+        text, _, why = own[0]
+        names = [*(name for _, name, _ in own[:NAMED]), *["..."] * (len(own) > NAMED)]
+        listed.append(text if len(own) == 1 else f"{why}: {len(own):,} times ({'; '.join(names)})")
+    return listed
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ found on held-out data; a sample is handed over where that is worth more than th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,16 +68,18 @@ class Budget:
         return {"shares": self.shares, "prices": self.prices}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PerDay:
-    """On each day at most so many samples are handed over, those for which it is worth most.
+    """Limits per day: those samples are handed over for which it is worth most.
+
+    Unfamiliar samples are handed over in any case. They count, too, so that other samples of the day get what is left.
 
     Parameters
     ----------
     counts : int or dict
-        Samples of each day: of all actions that hand over, or by action (and `total`).
+        Samples per day: of all actions that hand over, or by action (and `total`).
     days : sequence, shape (N,)
-        The day of each sample, or its time, or another name of what has these limits: a shift, a site.
+        The day or time of each sample (2026-03-01, 2026-03-01T09:30, 1.3.2026), or the name of its shift or site.
 
     Examples
     --------
@@ -99,11 +102,16 @@ class PerDay:
             expect(whole, f"{name} {count!r} per day: expected a number of samples, 0 or more")
         return {str(name): int(count) for name, count in named.items()}
 
+    @cached_property
+    def names(self) -> list[str]:
+        """The day of each sample (N,)."""
+        return days_of(self.days)
+
     def rows(self, samples: int) -> list[Indices]:
         """The samples of each day."""
-        names = days_of(self.days)
-        expect(len(names) == samples, f"{len(names)} days for {samples} samples: expected one per sample")
-        numbers = np.unique(names, return_inverse=True)[1]
+        given = len(self.names)
+        expect(given == samples, f"{given} days for {samples} samples: expected one per sample")
+        numbers = np.unique(self.names, return_inverse=True)[1]
         return np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
 
 
@@ -203,17 +211,18 @@ def priced(decider: "Decider", p: Floats, weights: NDArray[np.float64], budget: 
     return Budget(shares, dict(zip(names, prices.tolist(), strict=True)))
 
 
-def kept_to(decider: "Decider", scores: Scores, batch: "bool | PerDay", handed: Any = False) -> Indices:
+def kept_to(decider: "Decider", scores: Scores, batch: "bool | PerDay", forced: Indices | None = None) -> Indices:
     """Actions (N,) by the prices of a decider with a budget, or, of a whole batch, within the shares or counts exactly.
 
-    Samples that are `handed` over anyway (N,) take no share, but are counted per day.
+    `forced` are actions (N,) of samples that are handed over anyway, -1 for others: they take no share, but count per
+    day.
     """
-    daily, utility, budget, samples = isinstance(batch, PerDay), decider.utility, decider.budget, len(scores)
-    if not daily and (not batch or budget is None):
+    utility, budget, samples = decider.utility, decider.budget, len(scores)
+    if not isinstance(batch, PerDay) and (not batch or budget is None):
         return np.concatenate([largest(decider.gains(p)) for _, p in decider.stream(scores)])
     worth = Worth.of(utility, np.concatenate([p for _, p in decider.stream(scores)]))
-    strange = np.broadcast_to(handed, samples)
-    worth.gains[strange] = -1.0
+    forced = np.full(samples, -1) if forced is None else forced
+    worth.gains[forced >= 0] = -1.0
     if isinstance(batch, PerDay):
         check_budget_rule(decider)
         limits, parts = batch.limits(utility), batch.rows(samples)
@@ -222,11 +231,10 @@ def kept_to(decider: "Decider", scores: Scores, batch: "bool | PerDay", handed: 
         limits = {name: int(np.floor(share * samples + TIE)) for name, share in budget.shares.items()}
         parts = [np.arange(samples)]
     names, groups = limited_actions(limits, worth, utility)
-    choice = np.empty(samples, dtype=np.int64)
+    counts, choice = np.array([limits[name] for name in names]), np.empty(samples, dtype=np.int64)
     for rows in parts:
-        taken = int(strange[rows].sum()) if daily else 0
-        left = [max(0, limits[name] - taken * (name == TOTAL)) for name in names]
-        choice[rows] = assign(worth.gains[rows], groups, left)[0]
+        used = groups @ (forced[rows, None] == worth.actions).sum(axis=0) if isinstance(batch, PerDay) else 0
+        choice[rows] = assign(worth.gains[rows], groups, np.maximum(counts - used, 0).tolist())[0]
     return worth.chosen(choice)
 
 

@@ -249,7 +249,7 @@ def deviation(values: Floats, weights: Floats) -> float:
 
 
 def is_limited(decider: "Decider", batch: bool | PerDay) -> bool:
-    """Whether more than the rule says which samples are handed over."""
+    """Whether decisions depend on more than the rule: on a budget, limits per day, or unfamiliar samples."""
     return decider.budget is not None or decider.unfamiliar is not None or isinstance(batch, PerDay)
 
 
@@ -267,7 +267,7 @@ def handed_over(decider: "Decider", scores: Scores, batch: bool | PerDay) -> tup
     kept, forced, likeliest = map(np.concatenate, zip(*each, strict=True))
     flagged = found.above(found.score(scores), likeliest, utility.classes)
     if batch and (decider.budget is not None or isinstance(batch, PerDay)):
-        kept = kept_to(decider, scores, batch, flagged)
+        kept = kept_to(decider, scores, batch, np.where(flagged, forced, -1))
     return np.where(flagged, forced, kept), flagged
 
 

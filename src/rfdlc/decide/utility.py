@@ -124,8 +124,9 @@ class Utility:
         cls, costs: ArrayLike | Path, classes: Classes | Sequence[str] | None = None,
         actions: Sequence[str] | None = None,
     ) -> "Utility":  # fmt: skip
-        """A cost matrix [true, action], or its CSV file, turned into a utility: U = -cost."""
+        """A cost matrix [true, action], or its CSV file (which names the actions), turned into a utility: U = -cost."""
         if isinstance(costs, str | Path):
+            expect(actions is None, f"{costs} names its actions: leave out actions={actions!r}")
             given = cls.read_csv(costs, None if classes is None else as_classes(classes))
         else:
             given = cls(costs, classes, actions)
@@ -259,6 +260,21 @@ class Utility:
         right = (own >= 0).all() and not self.matrix[np.arange(len(own)), own].any()
         return bool(right and self.matrix.max() <= 0 and self.matrix.any())
 
+    @property
+    def dominated(self) -> dict[str, str]:
+        """Actions that hand over and never have the highest expected utility, each with one that is always better.
+
+        >>> Utility.one_hot(["cat", "dog"]).with_abstain(0.5).with_abstain(0.4, "ask").dominated
+        {'ask': 'abstain'}
+        """
+        found = dict[str, str]()
+        for action in np.flatnonzero(self.decided_class < 0).tolist():
+            gains = self.matrix - self.matrix[:, [action]]
+            better = (gains >= 0).all(axis=0) & (gains > 0).any(axis=0)
+            if better.any():
+                found[self.actions[action]] = self.actions[better.argmax()]
+        return found
+
     @cached_property
     def class_action(self) -> Indices:
         """The action that decides for each class, or -1 if there is none."""
@@ -321,7 +337,7 @@ def _warn_of_missing_actions(actions: Sequence[str], classes: Sequence[str]) -> 
             name = lacking.pop(near)
             warnings.warn(
                 f"the action {action!r} is not a class, so it hands samples over, and no action decides for the class "
-                f"{name!r}: did you mean {name!r} by both?",
+                f"{name!r}: did you mean {name!r}? Then rename one of them",
                 stacklevel=1,
             )
     if lacking and known & decided:

@@ -53,7 +53,8 @@ def read_log(source: str | Path, decider: str | Path | Decider | None = None, lo
     given = Decider.load(decider) if isinstance(decider, str | Path) else decider
     if not (place / DECIDERS).is_dir():
         if given is None:
-            raise InputError(f"{place}: is not a log of decisions, so it needs its decider: --decider FILE or RUN")
+            made = "`rfdlc decide` writes one for your costs and calibration (--save-decider FILE)"
+            raise InputError(f"{place}: is not a log of decisions: give its decider, --decider FILE or RUN; {made}")
         predictions = Predictions.load(place, given.utility.classes, logits=logits)
         changes = any(part is not None for part in (given.fitted, given.train_prior, given.target_prior))
         twice = "these probabilities are calibrated and corrected already, and the decider would do so again"

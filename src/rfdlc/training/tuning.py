@@ -325,9 +325,9 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
 
 
 def _weak(settings: Settings, stronger: Settings) -> int:
-    """How much regularisation a trial does without that the training may need."""
+    """How many regularisers the trial lacks; -1 if the training adds stronger ones to its RandAugment."""
     if stronger and "randaugment" in settings.get("augment", ""):
-        return -1  # the training has more of it
+        return -1
     return (settings.get("augment") == "none") + (settings.get("mixup") == 0)
 
 

@@ -1,6 +1,7 @@
 """Exported files decide as the library does, and say so when they cannot."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,12 @@ def test_the_utility_as_an_input(run, tmp_path):
         assert (found.decide(inputs, utility).action == expected).all()
     larger = np.random.default_rng(0).integers(0, 256, (20, 3, 31, 45), dtype=np.uint8)
     brought = model.decider.probabilities(model.predict(resized(larger, 12)))
-    np.testing.assert_allclose(found.decide(larger).probabilities, brought, atol=0.02)  # a level here and there
+    with pytest.warns(UserWarning, match=r"20 images are long.* up to 31%"):
+        decided = found.decide(larger)
+    np.testing.assert_allclose(decided.probabilities, brought, atol=0.02)  # a level here and there
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.decide(larger[..., :41])  # less than 4:3
 
 
 def test_a_utility_input_with_a_large_offset(run, tmp_path):

@@ -66,6 +66,11 @@ def test_servers_see_them_so_too(run, photos, tmp_path, form):
     expected = np.asarray(backend.decider.probabilities(recorded))[place]
     question = Reader(backend, Limits()).read_image((photos / name).read_bytes(), np.inf)
     np.testing.assert_allclose(backend.compute(question["images"])[0][0], expected, atol=1e-4)
+    assert "warnings" not in question
+    assert backend.inputs.resizing.usual_cut == rfdlc.Model.load(run, device="cpu").resizing.usual_cut > 0.2
+    Image.new("RGB", (90, 30)).save(tmp_path / "long.png")
+    (told,) = Reader(backend, Limits()).read_image((tmp_path / "long.png").read_bytes(), np.inf)["warnings"]
+    assert told.startswith("1 image is long")
 
 
 def test_padded_images_are_padded_everywhere(tmp_path):

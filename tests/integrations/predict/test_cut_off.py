@@ -66,22 +66,13 @@ def test_predict_warns_once(run, long, tmp_path, kind):
     assert "data.fit=pad" in texts[0]
 
 
-def test_servers_and_exported_graphs_warn(run, long, tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exported = rfdlc.export(run, tmp_path / "model.onnx", resize=True).path
-    for path in (run, exported):
-        reader = Reader(open_backend(path), Limits())
-        (told,) = reader.read_image(long[1][0].read_bytes(), np.inf)["warnings"]
-        assert told.startswith("1 image is long")
-        assert "75%" in told
-        assert "warnings" not in reader.read_image((long[0] / "c0/0.png").read_bytes(), np.inf)
-    model, pixels = rfdlc.OnnxModel.load(exported), np.zeros((2, 3, 16, 64), np.uint8)
-    with pytest.warns(UserWarning, match=r"2 images are long.* up to 75%"):
-        model.decide(pixels)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.decide(pixels[..., :21])  # 21:16 is less than 4:3
+def test_servers_warn(run, long):
+    """Exported models: tests/integrations/predict/test_centre.py, tests/integrations/export/test_export.py."""
+    reader = Reader(open_backend(run), Limits())
+    (told,) = reader.read_image(long[1][0].read_bytes(), np.inf)["warnings"]
+    assert told.startswith("1 image is long")
+    assert "75%" in told
+    assert "warnings" not in reader.read_image((long[0] / "c0/0.png").read_bytes(), np.inf)
 
 
 def test_what_the_training_images_lost_is_no_news(tmp_path):

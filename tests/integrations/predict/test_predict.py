@@ -475,7 +475,7 @@ def test_broken_images(run, tmp_path, monkeypatch):
     gone = [*range(8, 16), 20]  # a whole part, and one more
     for i in gone:
         (root / f"{i:02d}.png").write_bytes(b"no image")
-    with pytest.raises(rfdlc.InputError, match=r"corrupt: 8 times, .*08.png.*--skip-broken"):
+    with pytest.raises(rfdlc.InputError, match=r"corrupt: 8 times \(.*08.png.*--skip-broken"):
         rfdlc.predict(run, root, out)
     done = rfdlc.predict(run, root, out, skip_broken=True)  # goes on where the error was
     assert (done.samples, done.skipped) == (21, 9)

@@ -215,6 +215,10 @@ def test_rows_of_a_table(tmp_path, start):
         assert client.decide(rows=each)["action"] == expected
         with pytest.raises(rfdlc.InputError, match="413: rows: more than 256 samples in one request: send them in"):
             client.decide(rows={"age": [39] * 257, "colour": ["red"] * 257})
+        with pytest.raises(rfdlc.InputError, match="422: probabilities: expected nested lists"):  # too many classes
+            client.decide(probabilities=[[0.2, 0.3, 0.5]])
+        with pytest.raises(rfdlc.InputError, match=r"rows holds \[39, 'red'\]: expected a {column: cell} for each row"):
+            client.decide(rows=[[39, "red"]])
         assert client.decide(rows={"age": [39], "colour": ["RED"]})["warnings"] == [told]
         (far,) = client.decide(rows={"age": [610], "colour": ["red"]})["warnings"]
         assert far.startswith("column 'age' has values far outside of those in training: ")

@@ -1,6 +1,6 @@
 """Tables of image files: one column with paths, and columns with labels and, where they are, groups and splits."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -82,12 +82,18 @@ def read(
 
 def _origins(path: Path, count: int) -> Callable[[int], str]:
     """Where a row (from 0 on) is: the line of a text file, header included, otherwise its number from 1 on."""
-    file, lines = open_table(path, of_samples=True), list[int]()
-    if isinstance(file, CsvFile):
+    file = open_table(path, of_samples=True)
+    if not isinstance(file, CsvFile):
+        return lambda row: f"{path}, row {row + 1}: "
+    before = int(not file.headless)
+    with path.open("rb") as lines:
+        plain = sum(1 for _ in lines) == before + count  # without blank lines and line breaks inside cells
+    numbers: Sequence[int] = range(before + 1, before + count + 1)
+    if not plain:
         with suppress(InputError):  # pyarrow reads some files that csv does not
-            lines = [line for line, _ in file.rows()]
-    known = len(lines) == count
-    return lambda row: f"{path}, line {lines[row]}: " if known else f"{path}, row {row + 1}: "
+            numbers = [line for line, _ in file.rows()]
+    known = len(numbers) == count
+    return lambda row: f"{path}, line {numbers[row]}: " if known else f"{path}, row {row + 1}: "
 
 
 def _origin_in(path: Path, split: str | None, place: int) -> str:

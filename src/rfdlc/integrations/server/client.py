@@ -5,7 +5,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,10 @@ class Client:
 
 def _table(rows: Any) -> Any:
     """As the server takes rows: cells by column, or a list of cells by column of each row."""
-    if isinstance(rows, list):
-        return [{str(name): _cells([cell])[0] for name, cell in dict(row).items()} for row in rows]
+    if isinstance(rows, list | tuple):
+        wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
+        expect(wrong is None, f"rows holds {wrong!r}: expected a {{column: cell}} for each row, or {{column: cells}}")
+        return [{str(name): _cells([cell])[0] for name, cell in row.items()} for row in rows]
     return {str(name): _cells(rows[name]) for name in rows}
 
 

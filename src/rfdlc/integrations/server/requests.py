@@ -152,8 +152,8 @@ class Reader:
         try:
             return read(adapter.validate_python(value, strict=True))
         except ValidationError as error:
-            if "too_long" in {each["type"] for each in error.errors()}:
-                most = self.limits.samples
+            most = self.limits.samples
+            if any(each["type"] == "too_long" and each["ctx"]["max_length"] == most for each in error.errors()):
                 parts = f"more than {most} samples in one request: send them in parts of at most {most}"
                 raise HTTPException(413, f"{name}: {parts}; {self.expected[name]}") from None
             status = 422
