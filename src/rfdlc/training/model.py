@@ -32,7 +32,7 @@ from rfdlc.training.familiarity import FILE, MOST, Familiarity
 from rfdlc.training.loop import split_outputs
 from rfdlc.training.methods import NETWORKS, Method, find_method
 from rfdlc.training.networks.backbones import backbone, imported, own
-from rfdlc.training.networks.mixture import Mixture, Networks, rebuilt_member
+from rfdlc.training.networks.mixture import Mixture, Networks, rebuilt_log, rebuilt_member
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.pretrained import PREFIX, Resize, Start, Weights, starting_point, timm_backbone
 from rfdlc.training.run import Run, checksummed
@@ -372,19 +372,19 @@ def mixture_net(
     method: Method, config: TrainConfig, shape: tuple[int, ...], classes: Classes, weights: Mapping[str, Tensor]
 ) -> Mixture:
     """The mixture that these weights are of: what it has as members, their names say."""
-    states: dict[str, dict[str, Tensor]] = {}
+    states, members = dict[str, dict[str, Tensor]](), dict[str, nn.Module]()
     for key, tensor in weights.items():
         if key.startswith("members."):
             _, name, rest = key.split(".", 2)
             states.setdefault(name, {})[rest] = tensor
-    members: dict[str, nn.Module] = {}
     for name, state in sorted(states.items()):  # files sort their tensors
         if name in NETWORKS:
             seeds = range(len(state["net.head.weight"]) // config.particles)
             members[name] = Networks(method_net(method, config.replace(**NETWORKS[name]), shape, classes, seeds))
         else:
             members[name] = rebuilt_member(name, state, shape[0], len(classes))
-    return Mixture(members, torch.zeros(len(members)), torch.zeros(len(members), len(classes)))
+    count, log = len(members), rebuilt_log(weights, shape[0])
+    return Mixture(members, torch.zeros(count), torch.zeros(count, len(classes)), log)
 
 
 @contextmanager

@@ -32,8 +32,9 @@ from rfdlc.training.loop import ROWS, PreparedStage, epochs, split_outputs
 from rfdlc.training.methods import NETWORKS, Method, resolve
 from rfdlc.training.model import choose_device, method_net, new_decider, sensible_threads
 from rfdlc.training.networks import mixture
-from rfdlc.training.networks.mixture import Mixture, Networks
+from rfdlc.training.networks.mixture import Mixture, Networks, sees_logs
 from rfdlc.training.networks.particles import place
+from rfdlc.training.skewed import Parameters, find_skewed, signed_log
 
 TREES, ITERATIONS, DEEPEST = 100, 100, 24  # of each forest; of boosting; levels of a tree in a forest
 SMALL_TREES = {"learning_rate": 0.05, "max_leaf_nodes": 8, "min_samples_leaf": 5, "l2_regularization": 1.0}
@@ -99,7 +100,7 @@ def table_plan(data: Dataset, method: str, config: TrainConfig) -> dict[str, str
     known = f"{data.name}, {samples} samples, {data.input_shape[0]:,} features, {len(data.classes)} classes"
     once = data.val is not None or len(data.train) > MOST_FOLDED
     fits = "one part of the samples is held out" if once else f"{FOLDS} folds, and all samples"
-    names = [*_candidates(data, config), *_networks(data, config)]
+    names = [*_candidates(data, config, bool(_skewed(data, config))), *_networks(data, config)]
     most = f"; those for which {config.budget:g} s are enough" if config.budget else ""
     usual = resolve(method, data.name, {"backbone": config.backbone}, data.suits, len(data.train))[1]
     unused = unused_settings(data, config, usual)
@@ -125,11 +126,16 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     samples, splits = _splits(data, config)
     x, held = scale(torch.from_numpy(samples.array)).numpy(), samples.take(np.concatenate([h for _, h in splits]))
     rows = [seen for seen, _ in splits] + ([np.arange(len(samples))] if len(splits) > 1 or config.refit else [])
+    skewed = _skewed(data, config)
+    log = signed_log(x[: len(data.train)], skewed) if skewed else None
+    logged = x if log is None else log(torch.from_numpy(x)).numpy()
     given, networks = (samples, splits, rows), _networks(data, config)
     fits: dict[str, Callable[[Goes], Found | None]] = {
-        name: partial(_fit_all, fit, x, config.seed, *given) for name, fit in _candidates(data, config).items()
+        name: partial(_fit_all, fit, logged if sees_logs(name) else x, config.seed, *given)
+        for name, fit in _candidates(data, config, bool(skewed)).items()
     }
     steps = len(fits) * len(rows) + len(networks) * config.epochs
+    given = replace(samples, inputs=logged), splits, rows
     fits |= {n: partial(_fit_networks, data, method, config.replace(**NETWORKS[n]), *given) for n in networks}
     limited = f", at most {config.budget:g} s" if config.budget else ""  # then nobody knows how many steps are left
     with live(None if limited else steps, f"Fitting {data.name}{limited}") as show:
@@ -147,7 +153,8 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     choice = Choice(losses, shown, mixture_loss)
     kept = np.flatnonzero(weights)
     members = {name: found[name][0] for i, name in enumerate(found) if weights[i]}
-    net = Mixture(members, *(torch.tensor(power * np.array([s[i] for s in scales])[kept]).float() for i in (0, 1)))
+    slope, bias = (torch.tensor(power * np.array([s[i] for s in scales])[kept]).float() for i in (0, 1))
+    net = Mixture(members, slope, bias, log if any(map(sees_logs, members)) else None)
     logits = safe_log(softmax(power * calibrated[kept])).astype(np.float32)
     return FittedTable(place(net, choose_device(config.device)), weights[kept], logits, held, choice)
 
@@ -220,8 +227,16 @@ def _joined(train: Split, val: Split) -> Split:
     return Split(inputs, labels, ids, groups, weights)
 
 
-def _candidates(data: Dataset, config: TrainConfig) -> dict[str, Fit]:
-    """The quickest first."""
+def _skewed(data: Dataset, config: TrainConfig) -> Parameters:
+    """Logarithms of skewed features, which trees do not need."""
+    if config.backbone == "trees":
+        return {}
+    scale = Normaliser(data.normalisation, data.input_shape, torch.device("cpu"), torch.float32)
+    return find_skewed(scale(torch.from_numpy(data.train.array)).numpy(), scale(torch.zeros(data.input_shape)).numpy())
+
+
+def _candidates(data: Dataset, config: TrainConfig, skewed: bool) -> dict[str, Fit]:
+    """The quickest first. Where logits may be linear in `skewed` features, not in their logarithms, `linear-raw` is."""
     classes, samples, features = len(data.classes), len(data.train), data.input_shape[0]
     fits = 1 if data.val is not None or samples > MOST_FOLDED else FOLDS + 1
     size = carried_prior(config, data.classes), max(MOST_VALUES // (2 * fits * TREES * classes), 32)
@@ -236,6 +251,7 @@ def _candidates(data: Dataset, config: TrainConfig) -> dict[str, Fit]:
     if config.backbone == "trees":
         return trees
     found: dict[str, Fit] = {name: partial(_fit_linear, c, classes) for name, c in PENALTIES.items()}
+    found |= {"linear-raw": partial(_fit_linear, 1.0, classes)} if skewed else {}
     if samples * features * (features + 3) // 2 * classes <= MOST_PRODUCTS:
         trees["quadratic"] = partial(_fit_quadratic, classes)
     decays = {"perceptron": 1e-4} | ({"perceptron-smooth": 1.0} if samples <= SMALL else {})
@@ -315,7 +331,8 @@ def _fit_networks(
     classes = [Classes.from_labels(samples.labels[own], data.classes.names) for own in rows]
     runs = [(method, config.replace(seed=seed), own) for seed, own in zip(seeds, classes, strict=True)]
     net = place(method_net(method, config, data.input_shape, data.classes, seeds), device)
-    fitted, positions = replace(data, train=samples, val=None, test=None), [np.resize(own, size) for own in rows]
+    fitted = replace(data, train=samples, val=None, test=None, normalisation=None)  # samples are standardised
+    positions = [np.resize(own, size) for own in rows]
     stages = [PreparedStage(number, runs, fitted, device, positions=positions) for number in range(len(method.stages))]
     with sensible_threads(net, config):
         for number, _ in enumerate(epochs(net, stages, {}), 1):
@@ -323,7 +340,7 @@ def _fit_networks(
                 return None
     logits = []
     for run, (_, held) in enumerate(splits):
-        found = split_outputs(net, samples.take(held), data.normalisation, config, device)[0]
+        found = split_outputs(net, samples.take(held), None, config, device)[0]
         assert found is not None  # one process
         logits.append(safe_log(softmax(found[run].numpy()).mean(0)))  # of (M, n, C)
     return Networks(net.requires_grad_(False)), np.concatenate(logits)

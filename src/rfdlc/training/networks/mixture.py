@@ -212,20 +212,45 @@ class Networks(nn.Module):
         return log_mean(log_p.transpose(0, 1))
 
 
+class SignedLog(nn.Module):
+    """`sign(d) log(1 + |d| / unit)` of d = x - origin, standardised; features (B, F) with scale 0 stay as they are."""
+
+    NAMES = ("origin", "log_unit", "scale", "shift")  # (F,) each
+    origin: Tensor
+    log_unit: Tensor
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, **tensors: Tensor) -> None:
+        super().__init__()
+        for name in self.NAMES:
+            self.register_buffer(name, tensors[name])
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        distance = (x - self.origin).to(wide)
+        ratio = (distance.abs() / self.log_unit.to(wide).exp()).clamp_max(torch.finfo(torch.float32).max)
+        logged = distance.sign() * ratio.log1p() * self.scale + self.shift
+        return torch.where(self.scale > 0, logged.to(x.dtype), x)
+
+
 class Mixture(nn.Module):
     """(1, B, F) -> logits (1, M, B, C), one particle per member: the mean probability of its calibrated models.
 
     The last model, of all samples, counts as much as those of the folds together.
     `slope` (M,) and `bias` (M, C) calibrate the models of a member and bring them to one class prior.
+    Members that `sees_logs` names get features through `log`, if there is one.
     """
 
     name = "mixture"
     runs = 1
     bias: Tensor
 
-    def __init__(self, members: Mapping[str, nn.Module], slope: Tensor, bias: Tensor) -> None:
+    def __init__(
+        self, members: Mapping[str, nn.Module], slope: Tensor, bias: Tensor, log: SignedLog | None = None
+    ) -> None:
         super().__init__()
-        self.members = nn.ModuleDict(dict(members))
+        self.members, self.log = nn.ModuleDict(dict(members)), log
         self.slope = nn.Parameter(slope, requires_grad=False)
         self.register_buffer("bias", bias)
         self.combination, self.particles = Combination(), len(members)
@@ -234,7 +259,9 @@ class Mixture(nn.Module):
         """In full precision: weights of linear models were not fitted to be rounded."""
         kind = x.device.type
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-            each = [self._particle(m, member(x[0])) for m, member in enumerate(self.members.values())]
+            seen = {False: x[0], True: x[0] if self.log is None else self.log(x[0])}
+            members = enumerate(self.members.items())
+            each = [self._particle(m, member(seen[sees_logs(name)])) for m, (name, member) in members]
         logits = torch.stack(each).unsqueeze(0)
         return logits, logits
 
@@ -265,6 +292,17 @@ KINDS: dict[str, Any] = {
     "forest": Forest, "boosting": Boosting, "linear": LinearModels, "quadratic": QuadraticModels,
     "perceptron": Perceptrons,
 }  # fmt: skip
+
+
+def sees_logs(name: str) -> bool:
+    """Whether a member gets logarithms of skewed features: trees would split at the same samples."""
+    return not (name.endswith("-raw") or issubclass(KINDS.get(name.split("-")[0], nn.Module), Trees))
+
+
+def rebuilt_log(weights: Mapping[str, Tensor], features: int) -> SignedLog | None:
+    """Room for the logarithms of a file; None for files without."""
+    found = any(name.startswith("log.") for name in weights)
+    return SignedLog(**{name: torch.zeros(features) for name in SignedLog.NAMES}) if found else None
 
 
 def rebuilt_member(name: str, state: Mapping[str, Tensor], features: int, classes: int) -> nn.Module:
