@@ -11,7 +11,7 @@ from rfdlc.training.networks.mixture import SignedLog
 
 SKEWED, LEFT = 2.0, 0.5  # skewness from which a feature may get a logarithm; the share of it that may be left
 UNITS = (0.5, 0.25, 0.1, 0.05, 0.01)  # quantiles of distances from the origin
-MOST_ROWS = 10_000  # that choose
+MOST_ROWS = 2_000  # that choose
 
 Parameters = Mapping[int, tuple[float, float]]  # by feature: origin and unit of its logarithm
 
