@@ -156,9 +156,9 @@ def test_groups_are_never_farther_off_than_the_first_choice(seed: int, count: in
 def test_many_groups_take_no_longer() -> None:
     rng = np.random.default_rng(0)
     labels, groups = rng.integers(0, 20, 100_000), rng.integers(0, 50_000, 100_000)
-    began = time.monotonic()
+    began = time.process_time()
     held = hold_out_indices(labels, 0.2, 0, groups)[1]
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 5  # work that grows with the square of groups takes minutes
     assert len(held) == pytest.approx(20_000, rel=0.01)
 
 

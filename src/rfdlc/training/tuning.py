@@ -48,8 +48,8 @@ LESS = 0.75  # of what twice the epochs gain, twice as many again gain
 RISE = 1.05  # of the loss with more epochs, from which on fewer epochs are better
 # In the order in which they are tried where there is no time for all of them.
 AUGMENTED = [{"augment": augment, "mixup": mixup} for augment, mixup in (
-    ("crop", 0.0), ("none", 0.0), ("crop-flip", 0.0), ("crop-flip", 0.4), ("none", 0.4), ("randaugment", 0.0),
-    ("crop", 0.4), ("randaugment", 0.4),
+    ("crop", 0.0), ("none", 0.0), ("crop-flip", 0.0), ("crop-flip", 0.4), ("randaugment", 0.0),
+    ("crop-randaugment", 0.0), ("crop", 0.4), ("randaugment", 0.4),
 )]  # fmt: skip
 
 Settings = dict[str, Any]
@@ -58,6 +58,7 @@ PLAIN: Settings = {"prior_tau": "", "head": "linear"}  # cross-entropy: the prio
 # Those of rf-dlc-strong, for trainings with RandAugment of so many epochs and steps: half of them do not show the gain.
 STRONGER: Settings = {"magnitude": 1.0, "cutout": 0.5, "mixup": 0.1, "weight_decay": 1e-3}
 LONG_EPOCHS, LONG_STEPS = 100, 7000
+SLOWER = 0.1  # of the loss, by which shorter trials with RandAugment may be behind
 
 
 class _OutOfTime(Exception): ...  # trials have taken all of the budget that they may
@@ -230,14 +231,14 @@ def _candidates(trainer: Trainer, run: Run, given: set[str]) -> list[Settings]:
     usual = {name: getattr(config, name) for name in ("augment", "mixup")}
     tried = [{**own, "mixup": own["mixup"] and (config.mixup or own["mixup"])} for own in AUGMENTED]
     if isinstance(inputs, ImageFiles):  # decoded for every trial alone: few trials
-        tried = [own for own in tried if own["augment"] != "randaugment"]
+        tried = [own for own in tried if "randaugment" not in own["augment"]]
     found = [{**usual, **{name: own[name] for name in free - given}} for own in tried]
     most = MOST_TRIALS if config.tune == "auto" else int(config.tune)
     return list({str(own): own for own in found}.values())[:most]
 
 
 def _varied(trainer: Trainer, run: Run, given: set[str], best: Settings | None = None) -> list[Settings]:
-    """The best settings at a lower rate, as plain networks or with another head, and with RandAugment without flips."""
+    """The best settings at a lower rate, and as plain networks or with another head."""
     config, images, mixes = run.config, trainer.data.kind == "images", run.method.mixes
     others: list[Settings] = [{"learning_rate": 0.3 * config.learning_rate}]
     head, random = {"cosine": "linear", "linear": "cosine"}.get(config.head), config.head_init == "random"
@@ -245,9 +246,6 @@ def _varied(trainer: Trainer, run: Run, given: set[str], best: Settings | None =
         others.append(PLAIN)
     elif head and mixes and (random or head == "cosine"):
         others.append({"head": head})
-    resident = images and not isinstance(trainer.data.train.inputs, ImageFiles)
-    if resident and (best is None or best["augment"] in ("none", "crop")):
-        others.append({"augment": "crop-randaugment"})
     return [{**(best or {}), **own} for own in others if not own.keys() & given]
 
 
@@ -316,10 +314,10 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
     factors = [min(1.0, max(ratio, STEEPEST)) ** again for ratio in ratios]
     expected = [math.inf if math.isinf(loss) else loss * f for (_, loss), f in zip(_pairs(last), factors, strict=True)]
     errors = [error * f for error, f in zip(last.get("errors", [0.0] * len(factors)), factors, strict=True)]
-    first = int(np.argmin(expected))
-    bounds = [expected[first] + UNCERTAIN * max(error, errors[first]) for error in errors]
-    near = [loss <= bound for loss, bound in zip(expected, bounds, strict=True)]
-    weak = [_weak(own, plan.get("stronger", {})) for own in last["trials"]]
+    first, weak = int(np.argmin(expected)), [_weak(own, plan.get("stronger", {})) for own in last["trials"]]
+    early = SLOWER * expected[first] if last["epochs"] < LONG_EPOCHS else 0.0
+    slack = [max(UNCERTAIN * max(e, errors[first]), early if w < 0 else 0.0) for e, w in zip(errors, weak, strict=True)]
+    near = [loss <= expected[first] + more for loss, more in zip(expected, slack, strict=True)]
     order = sorted(range(len(near)), key=lambda i: (not near[i], weak[i] if near[i] else 0, expected[i]))
     return [last["trials"][i] for i in order]
 
