@@ -54,6 +54,7 @@ SHORT = {"augment": "crop-flip", "mixup": 0.1, "learning_rate": 0.2, "warm_refit
 ALL_SAMPLES = {"hold_out": 0, "calibration": "none"}
 LONG_REFIT = {"shared_stages": 2, "epochs": 170, "refit_epochs": 400}
 MORE_HELD_OUT = {"shared_stages": 2, "epochs": 240, "refit_epochs": 400, "hold_out": 0.3}
+LONG_FIRST = {**MORE_HELD_OUT, "epochs": 400, "refit_epochs": 320}
 Row = tuple[str, dict[str, Any]]  # a method, and settings that differ from its own
 CHOICES: dict[str, Row] = {
     "strong": (STRONG, {}),
@@ -112,6 +113,7 @@ MEASURED: dict[str, Row] = {
     "rf-dlc-strong, 2 shared stages, 170 + 400 epochs": (STRONG, LONG_REFIT),
     "rf-dlc-strong, 8 particles, 2 shared stages, 170 + 400 epochs": (STRONG, {**LONG_REFIT, "particles": 8}),
     "rf-dlc-strong, 2 shared stages, 240 + 400 epochs, 30% held out": (STRONG, MORE_HELD_OUT),
+    "rf-dlc-strong, 2 shared stages, 400 + 320 epochs, 30% held out": (STRONG, LONG_FIRST),
     **{  # from seconds to minutes
         f"{particles} particles, {epochs} epochs": (STRONG, {"particles": particles, "epochs": epochs, "warmup": 5})
         for particles in (1, 3, 8)
