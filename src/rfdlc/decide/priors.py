@@ -22,6 +22,9 @@ PriorLike = str | ArrayLike | Mapping[str, float]
 DISAGREEMENT = 0.1  # total variation between the two estimates above which the user is warned
 MOST_ITERATIONS, STANDSTILL = 2000, 1e-9  # of EM: enough even for classes that look alike
 NEAR = (3.0, 10.0, 30.0, 100.0, 300.0)  # samples that the carried prior counts for where a shift is small
+# And where there may be none. With 300, a class of one in a thousand is expected to move by twice its share, however
+# many samples say that nothing has moved. Up to MANY samples cannot tell a small shift from none.
+STILL, MANY = (1e3, 3e3, 1e4, 3e4, 1e5), 1000
 FLAT = 10.0  # and a uniform prior where it may be anything: a flat Dirichlet distribution for 10 classes
 BURN_IN, DRAWS, GIBBS_CELLS = 100, 500, 300_000  # of posteriors of the prior
 NAMED = ("uniform", "train")
@@ -127,11 +130,12 @@ def estimate_prior(
     """The posterior mean of the class prior, from calibrated probabilities (N, C) that carry a known prior.
 
     Before the samples are seen, the prior may be anything, or near the carried one at a distance that is not known: so
-    classes that few samples cannot rule out are kept, and large shifts are followed. The posterior is
-    drawn by Gibbs sampling; for many samples, EM (Saerens, Latinne and Decaestecker 2002) finds its mode from all of
-    them. `joint` (C, C) holds the mean predicted probabilities of held-out data by true class (see `joint_table`); with
-    it the class-conditional estimate of Lipton, Wang and Smola (2018) is made as a check. `drawn` are the probabilities
-    of the samples `gibbs_rows` by calibrators that are as probable: the posterior is that of all of them.
+    classes that few samples cannot rule out are kept, rare ones stay near their share unless samples speak against it,
+    and large shifts are followed. The posterior is drawn by Gibbs sampling; for many samples, EM (Saerens, Latinne and
+    Decaestecker 2002) finds its mode from all of them. `joint` (C, C) holds the mean predicted probabilities of
+    held-out data by true class (see `joint_table`); with it the class-conditional estimate of Lipton, Wang and
+    Smola (2018) is made as a check. `drawn` are the probabilities of the samples `gibbs_rows` by calibrators that are
+    as probable: the posterior is that of all of them.
     """
     p, rng = np.asarray(probabilities, dtype=np.float64), np.random.default_rng(0)
     drawn = drawn or [p[gibbs_rows(p.shape)]]
@@ -167,7 +171,8 @@ def _shifts(counts: NDArray[Any], carried: Prior) -> tuple[Floats, Floats]:
     """Dirichlet distributions (K, C) of a shifted class prior, and how probable counts (C,) make each of them (K,)."""
     classes = len(carried)
     flat = np.full(classes, min(1.0, FLAT / classes))
-    pseudo = np.maximum(np.vstack([flat, np.outer(NEAR, carried)]), 1e-9) * np.where(carried > 0, 1.0, 1e-9)
+    near = NEAR + STILL if counts.sum() > MANY else NEAR
+    pseudo = np.maximum(np.vstack([flat, np.outer(near, carried)]), 1e-9) * np.where(carried > 0, 1.0, 1e-9)
     total = pseudo.sum(axis=1)
     evidence = gammaln(total) - gammaln(total + counts.sum()) + (gammaln(pseudo + counts) - gammaln(pseudo)).sum(axis=1)
     return pseudo, softmax(evidence)
