@@ -127,8 +127,8 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
 
 
 def check_no_path(given: Any) -> None:
-    path = isinstance(given, str | Path)
-    expect(not path, f"{str(given)!r} is a path, not scores: read it by rfdlc.Predictions.load(path)")
+    if isinstance(given, str | Path):
+        raise InputError(f"{str(given)!r} is a path, not scores: read it by rfdlc.Predictions.load(path)")
 
 
 def correction(cells: Iterable[Any]) -> str:

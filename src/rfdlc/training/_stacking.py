@@ -5,6 +5,7 @@ Runs that are the same training up to an epoch share one member of the stack unt
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, inf
 from pathlib import Path
 
@@ -64,11 +65,15 @@ class Stack:
     start: int
     end: int
 
+    @cached_property
+    def lasts(self) -> list[list[int]]:
+        """The last epoch of each run of each member."""
+        return [[min(self.end, same_until(member.runs[0], run)) for run in member.runs] for member in self.members]
+
     def unstack(self, epoch: Epoch) -> Iterator[tuple[Run, Member, Epoch, bool]]:
         """Each run that has not left before, with what the epoch is for it, and whether it leaves after it."""
         for number, member in enumerate(self.members):
-            for run in member.runs:
-                last = min(self.end, same_until(member.runs[0], run))
+            for run, last in zip(member.runs, self.lasts[number], strict=True):
                 if epoch.epoch <= last:
                     run.epoch = epoch.epoch
                     yield run, member, epoch.of(number), epoch.epoch == last

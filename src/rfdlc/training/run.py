@@ -66,11 +66,11 @@ class Run:
     """A training run: its folder, method and config, and how far it is. Of several processes, one `writes`."""
 
     def __init__(self, path: str | Path, writes: bool = True) -> None:
-        self.path, self.writes = Path(path), writes
-        self.phase, self.epoch = 0, 0
+        self.path, self.writes, self.phase, self.epoch = Path(path), writes, 0, 0
         self.history: Rows = []
         self.trained: dict[str, Tensor] = {}  # weights of the training before a warm refit
         self._made: dict[str, Any] | None = None  # the config.json that this process wrote
+        self._refit: tuple[Any, Any] = (None, None)  # the config, and the same with the epochs of a refit
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -176,7 +176,9 @@ class Run:
     def phase_config(self) -> TrainConfig:
         """The settings, with the epochs of the training that goes on."""
         own = self.config.refit_epochs if self.refits else 0
-        return self.config.replace(epochs=own) if own else self.config
+        if own and self._refit[0] is not self.config:  # made once: every epoch asks several times
+            self._refit = self.config, self.config.replace(epochs=own)
+        return self._refit[1] if own else self.config
 
     @property
     def epochs(self) -> int:
@@ -190,9 +192,8 @@ class Run:
 
     def checkpoint(self, name: str = LAST) -> Checkpoint | None:
         """The last checkpoint, the one before it where it is damaged or missing, or a kept one; None if none exists."""
-        paths = [path for path in (self.path / name, self.path / PREVIOUS) if path.exists()]
-        if name != LAST:
-            paths = [path for path in paths if path.name == name]
+        names = (LAST, PREVIOUS) if name == LAST else (name,)
+        paths = [path for path in map(self.path.joinpath, names) if path.exists()]
         for path in paths:
             try:
                 with _readable(path, "a checkpoint"):
@@ -212,11 +213,10 @@ class Run:
         if path.exists():
             with _readable(path, "a file of weights"):
                 return read_weights(path)[0]
-        found = self.checkpoint()
-        if found is None:
+        if (found := self.checkpoint()) is None:
             raise InputError(f"{self.path} has no trained weights yet: train it with {fix}")
-        early = f"these are the weights after epoch {found.epoch}, not calibrated; finish it with {fix}"
-        warnings.warn(f"{self.path} is not trained to the end: {early}", stacklevel=2)
+        early = f"is not trained to the end: these are the weights after epoch {found.epoch}, not calibrated"
+        warnings.warn(f"{self.path} {early}; finish it with {fix}", stacklevel=2)
         return found.net
 
     def save_checkpoint(self, checkpoint: Checkpoint, kept_as: str | None = None) -> None:
@@ -225,8 +225,8 @@ class Run:
             return
         both = zip(PREFIXES, (checkpoint.net, checkpoint.state), strict=True)
         named = {f"{prefix}{name}": tensor for prefix, tensors in both for name, tensor in tensors.items()}
-        where = {"phase": str(checkpoint.phase), "epoch": str(checkpoint.epoch)}
-        data = checksummed(named, {**where, "history": json.dumps(checkpoint.history)})
+        known = {"phase": checkpoint.phase, "epoch": checkpoint.epoch, "history": checkpoint.history}
+        data = checksummed(named, {name: json.dumps(value) for name, value in known.items()})
         for name in filter(None, (kept_as, LAST)):
             self.write(name, data)
         self.write_history(checkpoint.history)
@@ -252,8 +252,8 @@ class Run:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            there = next((name for name in (LAST, PREVIOUS) if (self.path / name).exists()), None)
-            state = f"{there} is intact" if there else "there was no checkpoint yet"
+            intact = (f"{n} is intact" for n in (LAST, PREVIOUS) if (self.path / n).exists())
+            state = next(intact, "there was no checkpoint yet")
             problem = f"{self.path}/{name} cannot be written ({error.strerror or error}); {state}"
             raise InputError(f"{problem}: free some disk space, then `rfdlc resume {self.path}`") from None
 

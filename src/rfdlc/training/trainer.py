@@ -44,7 +44,7 @@ from rfdlc.training.step import check_sharding
 from rfdlc.training.tabular import check_table, fit_table, table_plan
 
 MAY_CHANGE = ("device", "workers", "compile", "execution", "parallel", "log")  # between the calls that train a run
-SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
+SECONDS_BETWEEN_CHECKPOINTS = 20.0  # an epoch may take a tenth of a second: writing after each would slow it down
 SECONDS_UNTIL_FILES_AGREE = 90
 ENOUGH_TO_LEARN = 10  # epochs, after which a loss above that of the first is worth a warning
 OTHERS = {"features": "; preset=table for a table", "table": "; preset=features for those of a network"}

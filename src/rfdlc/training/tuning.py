@@ -231,7 +231,7 @@ def _candidates(trainer: Trainer, run: Run, given: set[str]) -> list[Settings]:
     usual = {name: getattr(config, name) for name in ("augment", "mixup")}
     tried = [{**own, "mixup": own["mixup"] and (config.mixup or own["mixup"])} for own in AUGMENTED]
     if isinstance(inputs, ImageFiles):  # decoded for every trial alone: few trials
-        tried = [own for own in tried if "randaugment" not in own["augment"]]
+        tried = [own for own in tried if "randaugment" not in str(own["augment"])]
     found = [{**usual, **{name: own[name] for name in free - given}} for own in tried]
     most = MOST_TRIALS if config.tune == "auto" else int(config.tune)
     return list({str(own): own for own in found}.values())[:most]
