@@ -13,7 +13,7 @@ from sklearn.metrics import balanced_accuracy_score
 
 from rfdlc import Classes, Decider, Predictions, Utility, compare, evaluate
 from rfdlc.decide import metrics
-from rfdlc.decide.intervals import STRICT, bounded_mean, distances, mean, within_classes
+from rfdlc.decide.intervals import STRICT, bounded_mean, distances, group_shares, mean, within_classes
 from rfdlc.decide.outcomes import cross_fitted, observe
 
 CLASSES = Classes.from_counts([900, 500, 280, 150, 85, 47, 26, 14, 8, 5])
@@ -75,6 +75,25 @@ def test_intervals_cover(sharpness):
         "balanced_accuracy",
     ):
         assert np.mean(covered[name]) > 0.85, name
+
+
+def test_the_interval_of_macro_f1_covers_it_where_classes_have_few_samples():
+    """Recall falls from 90 to 25% for the rarest of 15 classes, and mistakes go to frequent ones."""
+    shares, recalls = np.geomspace(1, 0.004, 15), np.linspace(0.9, 0.25, 15)
+    shares, rng = shares / shares.sum(), np.random.default_rng(0)
+
+    def sample(count):
+        y = rng.choice(15, count, p=shares)
+        d = np.where(rng.random(count) < recalls[y], y, rng.choice(15, count, p=shares))
+        right = y == d
+        places = np.stack([y, np.where(right, -1, d)])
+        return group_shares(places, np.stack([right, np.zeros(count, dtype=bool)]), lambda s: 2 * s / (1 + s))
+
+    truth = sample(500_000).value
+    found = np.array([sample(900).interval() for _ in range(400)])
+    above, below = (found[:, 0] > truth).mean(), (found[:, 1] < truth).mean()
+    assert above + below < 0.1
+    assert above < 0.08
 
 
 def test_intervals_need_no_resampling():

@@ -59,7 +59,7 @@ def group_shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lamb
     """The mean over groups of `scale`(share of hits); each sample is in up to K groups (K, N), -1 for none.
 
     The interval comes from those of all groups by recovery of variance estimates (Zou and Donner 2008), where groups
-    are as correlated as they overlap. It is moved by the bias of a curved `scale`.
+    are as correlated as they overlap.
     """
     inside = groups >= 0
     samples = np.bincount(groups[inside])
@@ -73,15 +73,11 @@ def group_shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lamb
     def interval(effect: float = 1.0) -> Interval | None:
         if samples.sum() < FEWEST_HITS:
             return None
-        near, step = (share * samples + 1) / (samples + 2), 1e-3
-        curved = (scale(near + step) - 2 * scale(near) + scale(near - step)) / step**2
-        bias = effect * float(np.mean((curved * near * (1 - near) / 2 / present)[seen]))
         halves = []
         for bound in wilson(share, present / effect):
             distance = np.abs(scale(bound) - scale(share)) / np.sqrt(present) / seen.sum()
             halves.append(float(np.linalg.norm(sums(distance))))
-        low, high = value - bias - halves[0], value - bias + halves[1]
-        return max(0.0, min(low, value)), min(1.0, max(high, value))
+        return max(0.0, value - halves[0]), min(1.0, value + halves[1])
 
     slope = (scale(share + 1e-6) - scale(share - 1e-6)) / 2e-6 / present / max(1, seen.sum())
 
