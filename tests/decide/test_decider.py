@@ -346,8 +346,19 @@ def test_a_new_utility_fits_nothing_again():
     decider = Decider(Utility([[1, 0], [0, 1]], ["a", "b"])).fit(z, y, logits=True)
     other = decider.replace(utility=Utility([[1, 0], [-9, 1]], ["b", "a"]))  # rows in another order: matched by name
     assert other.fitted is decider.fitted
-    assert other.utility.matrix.tolist() == [[1, -9], [0, 1]]
+    assert other.utility.matrix.tolist() == [[-9, 1], [1, 0]]  # actions are numbered as the user's
     assert decider.utility.matrix.tolist() == [[1, 0], [0, 1]]
+
+
+def test_actions_are_numbered_as_those_of_the_utility_that_was_given():
+    p = np.random.default_rng(0).dirichlet([1, 1, 1], 50)
+    costs = np.array([[0, 1, 5, 0.4], [2, 0, 1, 0.4], [3, 9, 0, 0.4]])
+    names, actions = ["c", "a", "b"], ["c", "a", "b", "ask"]
+    given = Utility(-costs, names, actions)
+    decider = Decider(Utility.one_hot(["a", "b", "c"]), calibration=None).replace(utility=given)
+    expected = [actions[k] for k in (p[:, [2, 0, 1]] @ costs).argmin(axis=1)]
+    assert len(set(expected)) > 2
+    assert [given.actions[k] for k in decider.decide(p)] == expected
 
 
 @pytest.mark.parametrize("kind", ["temperature", "bias-corrected-temperature", None])

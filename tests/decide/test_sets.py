@@ -110,6 +110,25 @@ def test_a_shifted_prior_is_weighed():
     assert abs(sets.decide_sets(scores, logits=True)[np.arange(20000), truth].mean() - 0.9) < 0.02
 
 
+@pytest.mark.parametrize("moved", [0.0, 0.05, 0.15])
+def test_small_known_shifts_are_weighed_too(moved):
+    rng, shares, covered = np.random.default_rng(0), np.array([0.9, 0.06, 0.03, 0.01]), []
+    means = rng.normal(0, 1.3, (4, 3))
+    target = shares + moved * np.array([-1, 0.2, 0.3, 0.5])
+
+    def drawn(count, prior):
+        y = rng.choice(4, count, p=prior)
+        x = means[y] + rng.normal(size=(count, 3))
+        return np.log(shares) - ((x[:, None] - means) ** 2).sum(axis=-1) / 2, y
+
+    for _ in range(10):
+        (z, y), (new, truth) = drawn(1500, shares), drawn(5000, target)
+        decider = Decider(Utility.one_hot(4), train_prior=shares, target_prior=target, calibration=None)
+        sets = decider.fit_sets(z, y, logits=True, kind="marginal", coverage=0.95).decide_sets(new, logits=True)
+        covered.append(sets[np.arange(5000), truth].mean())
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
+
+
 def test_ties_are_covered_at_random_if_asked():
     rng = np.random.default_rng(0)
     p = np.tile([[0.8, 0.2], [0.6, 0.4]], (1000, 1))

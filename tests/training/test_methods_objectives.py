@@ -391,3 +391,7 @@ def test_settings_of_strong_methods_are_those_of_their_authors():
     assert [round(share * 400) for share in mdcs.milestones] == [200, 320, 380]
     assert (ours.augment, ours.magnitude, ours.cutout, ours.refit) == ("randaugment", 1.0, 0.5, True)
     assert resolve("rf-dlc-strong", "mine", {}, "images")[1].augment == "crop-randaugment"  # no flips without evidence
+    for prior, calibration in (("train", "auto"), ("uniform", "temperature")):
+        assert resolve("rf-dlc", "mine", {"target_prior": prior}, "features", 100)[1].calibration == calibration
+    given = {"target_prior": "uniform", "calibration": "auto"}
+    assert resolve("rf-dlc", "mine", given, "features", 100)[1].calibration == "auto"

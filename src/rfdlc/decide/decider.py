@@ -103,10 +103,10 @@ class Decider:
         if changes.get("calibration", self.calibration) != self.calibration:
             changes = {"fitted": None, "joint": None, "calibrated_on": None, **changes}
         new, old, utility = copy.copy(self), self.utility.classes, changes.pop("utility", None) or self.utility
-        told = f"utility is a {type(utility).__name__}: expected a Utility, such as Utility.read_csv(file)"
-        expect(isinstance(utility, Utility), told)
+        kind = type(utility).__name__
+        expect(isinstance(utility, Utility), f"utility is a {kind}: expected a Utility, such as Utility.read_csv(file)")
         if classes is not None or utility is not self.utility:
-            changes["utility"] = utility.with_classes(old if classes is None else classes.in_order(old.names))
+            changes["utility"] = utility.with_classes((classes or old).in_order(old.names), same_actions=True)
         for name, value in changes.items():
             object.__setattr__(new, choose("parameter", name, self.__dataclass_fields__), value)
         new._check(warn="rule" in changes or utility is not self.utility)
@@ -155,9 +155,9 @@ class Decider:
         check_coverage(coverage)
         checked, y = self.read_labelled(scores, targets, logits)
         p = out_of_fold(self, checked, y, folds=5 if self.overlap(checked, y) else 0)
-        shifted = self.prior_warning(y, rare=False) is not None
-        options = {"prior": self.decided_prior, "shifted": shifted, "kind": kind} | options
-        return self.replace(sets=PredictionSets.fit(p, y, self.utility.classes, coverage=coverage, **options))
+        prior, classes = self.decided_prior, self.utility.classes
+        options = {"prior": prior, "shifted": priors.unlikely(y, prior), "kind": kind} | options
+        return self.replace(sets=PredictionSets.fit(p, y, classes, coverage=coverage, **options))
 
     def decide_sets(self, scores: Any, *, logits: bool = False, seed: int = 0) -> NDArray[np.bool_]:
         """Which classes are in the set of each sample (N, C); `seed` is for randomised sets."""

@@ -27,6 +27,7 @@ NEAR = (3.0, 10.0, 30.0, 100.0, 300.0)  # samples that the carried prior counts 
 STILL, MANY = (1e3, 3e3, 1e4, 3e4, 1e5), 1000
 FLAT = 10.0  # and a uniform prior where it may be anything: a flat Dirichlet distribution for 10 classes
 BURN_IN, DRAWS, GIBBS_CELLS = 100, 500, 300_000  # of posteriors of the prior
+SIMULATED = 1000  # draws from a prior
 NAMED = ("uniform", "train")
 MOST_SHARES = 12  # in words
 
@@ -159,6 +160,21 @@ def estimate_prior(
             stacklevel=3,
         )
     return estimate
+
+
+def unlikely(targets: Indices, prior: Prior | None) -> bool:
+    """Whether class frequencies of samples (N,) can hardly be those of draws from a prior, where that is known.
+
+    By Pearson's statistic against simulated draws, at a level of 5%.
+    """
+    if prior is None:
+        return False
+    expected = len(targets) * np.maximum(prior, 1e-12)
+    draws = np.random.default_rng(0).multinomial(len(targets), prior, SIMULATED)
+    own, drawn = (
+        np.sum((c - expected) ** 2 / expected, axis=-1) for c in (np.bincount(targets, minlength=len(prior)), draws)
+    )
+    return bool(np.mean(drawn >= own) < 0.05)
 
 
 def shrunk(counts: Floats, carried: Prior) -> Prior:

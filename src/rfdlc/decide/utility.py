@@ -185,14 +185,18 @@ class Utility:
         expect(np.isfinite(costs).all(), f"cost of expert {name!r} is {cost!r}: expected finite numbers")
         return self.with_abstain((given * self.matrix[:, own]).sum(axis=1) - costs, name)
 
-    def with_classes(self, classes: Classes) -> "Utility":
-        """The same utility in the order of `classes`, matched by name, with their counts and groups."""
+    def with_classes(self, classes: Classes, *, same_actions: bool = False) -> "Utility":
+        """The same utility in the order of `classes`, matched by name, with their counts and groups.
+
+        With `same_actions`, actions keep their order: then their numbers are those of this utility.
+        """
         known = self.classes.in_order(classes.names)
         if classes.counts is None:
             classes = Classes(classes.names, known.counts, classes.groups or known.groups)
         rows = self.classes.encode(list(classes.names))
         place = {name: i for i, name in enumerate(self.actions)}
-        actions = list(dict.fromkeys([*(name for name in classes.names if name in place), *self.actions]))
+        first = () if same_actions else (name for name in classes.names if name in place)
+        actions = list(dict.fromkeys([*first, *self.actions]))
         return Utility(self.matrix[rows][:, [place[name] for name in actions]], classes, actions)
 
     @classmethod

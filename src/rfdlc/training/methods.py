@@ -328,6 +328,9 @@ def resolve(
     mixes = found["preset"] == "table" and row.mixes and overrides.get("backbone", "mixture") in TABULAR
     small = overrides.get("backbone") == "cnn" and not {*SMALL_CNN} & {*overrides}
     suited = MIXED if mixes else SMALL_CNN if small else {}
+    uniform = "uniform" in (overrides.get("target_prior"), found.get("target_prior"))
+    if found["preset"] == "features" and uniform and "calibration" in found:
+        found["calibration"] = "temperature"  # biases are noise where rare classes count alike and have one sample
     return row, row.configure({**row.settings, **sized, **found, **suited, **overrides, "preset": found["preset"]})
 
 

@@ -98,6 +98,9 @@ def test_another_utility_without_a_new_export(run, exported):
     found, model = rfdlc.OnnxModel.load(exported), rfdlc.Model.load(run, device="cpu")
     utility, inputs = rfdlc.Utility.one_hot(model.classes).with_abstain(0.6), random_samples(model, 50)
     assert (found.decide(inputs, utility).action == model.decide(inputs, utility)).all()
+    turned = utility.with_classes(model.classes.in_order(model.classes.names[::-1]))  # other numbers, the same names
+    names = [[own.actions[k] for k in found.decide(inputs, own).action] for own in (utility, turned)]
+    assert names[0] == names[1]
 
 
 @pytest.mark.parametrize(("precision", "share"), [("half", 0.75), ("int8", 0.65)])

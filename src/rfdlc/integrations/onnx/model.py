@@ -97,7 +97,7 @@ class OnnxModel:
 
     def decide(self, inputs: Any, utility: Utility | None = None) -> Decisions:
         """Decide uint8 images, features or rows as a data frame or `{column: cells}`, by another `utility` if given."""
-        chosen = self.utility if utility is None else utility.with_classes(self.classes)
+        chosen = self.utility if utility is None else utility.with_classes(self.classes, same_actions=True)
         samples = self._read(inputs)
         if self.resize:
             cut = np.full(len(samples), self.resizing.cut(*samples.shape[:1:-1]), np.float32)
