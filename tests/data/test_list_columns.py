@@ -113,3 +113,24 @@ def test_paths_without_any_file_name_the_way_out(write: Callable[..., Path], ski
     with pytest.raises(InputError, match=message):
         rfdlc.load(source, target="species", skip_broken=skip_broken)
     assert rfdlc.load(source, target="species", drop=["Image"]).kind == "features"
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+@pytest.mark.parametrize("as_text", [True, False])
+def test_dates_beside_lists_are_left_out(write: Callable[..., Path], on_disk: bool, as_text: bool) -> None:
+    taken = pd.date_range("2025-03-01", periods=ROWS, freq="7h", tz="Europe/Berlin")
+    table = frame().assign(taken=taken.strftime("%Y-%m-%d %H:%M") if as_text else taken, hour=taken.hour)
+    source = write(table) if on_disk else table
+    data = rfdlc.load(source, target="species", groups="site", test_fraction=0)
+    np.testing.assert_array_equal(data.train.array, np.column_stack([EMBEDDINGS, taken.hour]))
+    (note,) = (note for note in data.notes if "'taken'" in note)
+    assert "holds dates and was left out" in note
+    assert "to keep it, write it as a number" in note
+    assert data.encoder is not None
+    later = table.assign(taken=taken + pd.Timedelta(days=999))
+    np.testing.assert_array_equal(data.encoder.encode(later), data.train.array)
+    by_time = rfdlc.load(source, target="species", groups="site", time="taken")
+    assert by_time.input_shape == (5,)
+    alone = rfdlc.load(table.drop(columns="embedding"), target="species", groups="site")
+    assert alone.encoder is not None
+    assert "taken" in alone.encoder.features  # without lists, a date is a feature as before

@@ -50,6 +50,10 @@ FILES = (
     "column {0!r} holds {1:,} names of images in {2:,} rows and was left out: a model would memorise them; if rows of "
     "one image belong together, use --groups {3} (in Python groups={0!r})"
 )
+DATED = (
+    "column {!r} holds dates and was left out beside lists of features: new rows are later than all in training; to "
+    "keep it, write it as a number, such as the month or the hour"
+)
 NAMING = 0.99  # a column with more different texts than this share of the rows names rows
 FEW_CATEGORIES = 20  # more of a column whose name ends in id are hardly kinds of something
 MOST_REPEATS = 50  # rows per value of an identifier; with more, values may be kinds of something, such as stores
@@ -100,6 +104,8 @@ def read(
     elif column is not None:
         positions = rows_of_splits(where, column, table.pop(column))
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
+    dates = [name for name, own in columns.items() if own.dtype.kind == "M"] if any(map(list_of, columns)) else []
+    notes += [DATED.format(name) for name in dates if columns.pop(name) is not None]
     ids, identity, left_out = _identities(table, columns)
     listed = ["if these are image files, name their folder with --root DIR"] if ids and is_image(ids[0]) else []
     told = "; ".join(["", *left_out, *notes, *listed])
