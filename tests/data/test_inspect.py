@@ -1,6 +1,7 @@
 """`rfdlc inspect`: what a person reads, what a program reads, and the picture."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -168,3 +169,21 @@ def test_a_test_split_far_from_what_was_asked_is_told(tmp_path: Path) -> None:
     told = "33% of the samples are held out instead of 20%: groups stay whole, and a class in two or more of them "
     assert any(note.startswith(told) for note in json.loads(run(*given, 0.2))["notes"])
     assert not any("instead of" in note for note in json.loads(run(*given, 0.3))["notes"])
+
+
+@pytest.mark.parametrize("fits", [2**31, 0])
+def test_all_broken_images_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: int) -> None:
+    """An empty file is found by its header, truncated ones when they are decoded: one error names both kinds."""
+    monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", fits)
+    rng = np.random.default_rng(0)
+    for i in range(12):
+        Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(tmp_path / f"{i}.jpg")
+    (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"{i}.jpg,{'ab'[i % 2]}\n" for i in range(12)))
+    (tmp_path / "3.jpg").write_bytes(b"")
+    for i in (5, 8):
+        whole = (tmp_path / f"{i}.jpg").read_bytes()
+        (tmp_path / f"{i}.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"3.jpg: the file is empty.*truncated.*: 2 times \(") as told:
+        run(tmp_path / "t.csv")
+    named = re.findall(r"(\d+)\.jpg", str(told.value))
+    assert sorted(named) == ["3", "5", "8"]

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli.request import DataRequest, JsonOption, Source, data_options, takes_request
 from rfdlc.cli.writing import check_writable, new_table, output
-from rfdlc.errors import expect, listing
+from rfdlc.errors import InputError, expect, listing
 
 if TYPE_CHECKING:
     from rfdlc.data.inspection import Inspection
@@ -58,7 +59,7 @@ def inspect(
     options |= data_options(further or ())
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", UserWarning)  # each is among the notes, which are shown
-        data = rfdlc.load(source, **{name: value for name, value in options.items() if value is not None})
+        data = _loaded(source, {name: value for name, value in options.items() if value is not None})
     found = Inspection.of(data)
     if plot is not None:
         plot_tail(data.classes, plot, data.name)
@@ -76,6 +77,23 @@ def inspect(
         *([] if plot is None else [f"The picture of the tail is in {plot}"]),
     )
     check_broken(found.broken, request.skip_broken)
+
+
+def _loaded(source: str, options: dict[str, Any]) -> "rfdlc.Dataset":
+    """As `rfdlc.load`, but what is found broken only when it is decoded is named with what is broken before."""
+    from rfdlc.data.images import BrokenImage
+    from rfdlc.data.inspection import Inspection
+    from rfdlc.data.sources.image_files import check_broken
+
+    try:
+        return rfdlc.load(source, **options)
+    except BrokenImage:
+        broken: tuple[str, ...] = ()
+        with suppress(InputError):  # no image is left: the first error says why
+            usable = rfdlc.load(source, **options | {"skip_broken": True})
+            broken = (*usable.skipped, *Inspection.of(usable).broken)
+        check_broken(broken, skip_broken=False)
+        raise
 
 
 def _class_table(found: "Inspection") -> Any:

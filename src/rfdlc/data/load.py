@@ -27,6 +27,7 @@ Finder = Callable[[Path], Path]
 COMMON: dict[str, Any] = {"groups": (str | Path | None, None), "seed": (NonNegativeInt, 0)}  # options of every format
 COMMON["test_fraction"] = (Annotated[float, Field(ge=0, lt=1)], 0.2)
 LISTS = (image_lists.read_list, image_table.read)  # whose images lie in the root, where one is given
+TABLES = (table.read, image_table.read)
 IDS = ("id", "path", "file", "image", "name")
 GROUPS_FORMAT = "a CSV with the columns split,index,GROUP (index from 0 in each split) or id,GROUP"
 
@@ -114,7 +115,7 @@ def load(
     >>> data.classes.count_array[[0, -1]].tolist(), data.input_shape
     ([129, 12], (1, 8, 8))
     """
-    reader, place = find_reader(source, root)
+    reader, place = find_reader(source, root, options.get("drop"))
     checked = _validated(reader, {"groups": groups, "test_fraction": test_fraction, "seed": seed} | options, source)
     of_images = [expanded(root)] if root is not None and reader in LISTS else []
     data = reader(place, *of_images, **{name: value for name, value in checked.items() if name in options_of(reader)})
@@ -134,12 +135,12 @@ def load(
 
 def check_source(source: Any, root: str | Path | None, options: Mapping[str, Any]) -> None:
     """Raise as `load` would for a wrong path, option or column; of a table only the first lines are read."""
-    reader, place = find_reader(source, root)
+    reader, place = find_reader(source, root, options.get("drop"))
     checked = _validated(reader, options, source)
-    if reader in (table.read, image_table.read):
+    if reader in TABLES:
         names = dict.fromkeys(open_table(place, of_samples=True).names)
         roles = [checked.get(role) for role in ("target", "groups", "split", "time")]
-        table.check_roles(str(place), names, *roles, *checked.get("drop", ()))
+        table.check_roles(str(place), names, *roles, *table.single_columns(names, checked.get("drop", ())))
 
 
 def expanded(root: str | Path | None) -> Path | None:
@@ -176,7 +177,8 @@ def _shared(data: Dataset) -> list[str]:
     return notes + [SHARED.format(n, len(data.splits[name]), name) for name, n in counts.items() if n]
 
 
-def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
+def find_reader(source: Any, root: str | Path | None, drop: Any = None) -> tuple[Reader, Any]:
+    """Who reads a source, and what it is given. A table of images without its column of paths is any other table."""
     if not isinstance(source, str | Path):
         if items.holds_items(source):
             return (items.read_rows if items.is_table(source) else items.read), source
@@ -196,8 +198,10 @@ def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
         raise InputError(f"{str(source)!r} is neither a known data set nor an existing path ({path}): {known}")
     for each in SOURCES:
         if each.matches(path):
-            listed = root is not None and each.read is table.read and image_table.image_column(path, inside) is not None
-            return (image_table.read if listed else each.read), path
+            if each.read not in TABLES or (root is None and not drop):
+                return each.read, path
+            column = image_table.image_column(path, expanded(root), _words(drop) if isinstance(drop, Sequence) else ())
+            return (table.read if column is None else image_table.read), path
     suffixes = dict.fromkeys((*OF_TABLES, *(suffix for each in SOURCES for suffix in each.suffixes)))
     raise InputError(f"{path}: files of this kind are not read: expected {listing(suffixes, 20)}, or a folder")
 
@@ -214,11 +218,15 @@ def all_options() -> set[str]:
     return {*COMMON, *(option for known in SOURCES for option in options_of(known.read))}
 
 
+def _words(given: Any) -> Any:
+    """Text is converted to a list: `visit, ward`."""
+    return re.split(r"\s*,\s*", given.strip()) if isinstance(given, str) else given
+
+
 @cache
 def _model(reader: Reader) -> type[BaseModel]:
     hints = get_type_hints(reader, include_extras=True)
-    words = BeforeValidator(lambda given: re.split(r"\s*,\s*", given.strip()) if isinstance(given, str) else given)
-    hints |= {name: Annotated[kind, words] for name, kind in hints.items() if kind == Sequence[str]}
+    hints |= {name: Annotated[kind, BeforeValidator(_words)] for name, kind in hints.items() if kind == Sequence[str]}
     fields: dict[str, Any] = {name: (hints.get(name, Any), None) for name in options_of(reader)} | COMMON
     config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True)
     return create_model("Options", __config__=config, **fields)

@@ -322,16 +322,16 @@ def load_for(
         expect(not options, f"a Dataset is loaded already: give data_options ({', '.join(options)}) to rfdlc.load")
         data, options = source, {}
     else:
-        options = {**sizes_for(source, root, config, start), **options}
+        options = {**sizes_for(source, root, config, start, options.get("drop")), **options}
         data = load(source, root=root, **options)
     if start.preprocessing is not None:
         data = replace(data, normalisation=Normalisation(start.preprocessing.mean, start.preprocessing.std))
     return data, options
 
 
-def sizes_for(source: Any, root: str | Path | None, config: TrainConfig, start: Start) -> dict[str, Any]:
+def sizes_for(source: Any, root: str | Path | None, config: TrainConfig, start: Start, drop: Any) -> dict[str, Any]:
     """The options that decode image files as a network expects them; none for other data."""
-    known = () if isinstance(source, Dataset) else options_of(find_reader(source, root)[0])
+    known = () if isinstance(source, Dataset) else options_of(find_reader(source, root, drop)[0])
     wanted = config.replace(**start.settings)
     sized: dict[str, Any] = {"image_size": wanted.image_size} if wanted.image_size else {}
     sized |= {"interpolation": wanted.interpolation} if wanted.interpolation != "auto" else {}

@@ -190,8 +190,8 @@ def prepare_runs(
         known = {key: start_of(config, backbone) for key, config in dict(zip(networks_of, early, strict=True)).items()}
         starts = [known[key] for key in networks_of]
         apart = "these networks expect images of different sizes or scales: train each of them in a call of its own"
-        pairs = zip(early, starts, strict=True)
-        views = [(start.preprocessing, sizes_for(data, root, config, start)) for config, start in pairs]
+        pairs, drop = zip(early, starts, strict=True), options.get("drop")
+        views = [(start.preprocessing, sizes_for(data, root, config, start, drop)) for config, start in pairs]
         expect(all(view == views[0] for view in views), apart)
         given, options = load_for(data, root, options, early[0], starts[0])
         check_class_names(given.classes.names)

@@ -210,11 +210,14 @@ def read_images(
         gone += [f"{entries[i].origin}{unread[i]}" for i in sorted(unread)]
         sizes[split] = [size for size, _ in found.values()]
         grey = grey and all(is_grey for _, is_grey in found.values())
-    check_broken(gone, how.skip_broken)
+    if not any(sizes.values()):
+        check_broken(gone, how.skip_broken)
     expect(any(sizes.values()), f"{name}: no image in {root} can be used ({len(gone)} are broken)")
     known, channels = [size for own in sizes.values() for size in own], 1 if grey else 3
     different, side, (fit, fit_note) = {*known}, _side(known, how.image_size), _fit(sizes["train"], how.fit)
     fits = sum(map(len, usable.values())) * channels * side**2 <= FITS_IN_MEMORY
+    if not fits:  # those that fit are decoded first, so that truncated ones are named, too
+        check_broken(gone, how.skip_broken)
     resizing = Resizing(fit, how.interpolation, CENTRE if fit == "crop" and not fits else 1.0)
     if sizes["train"]:
         usual = float(np.median([resizing.cut(*size) for size in sizes["train"]]))

@@ -1,6 +1,8 @@
 """Tables of image files: one column with paths, and columns with labels and, where they are, groups and splits."""
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -10,11 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from rfdlc.data.dataset import Dataset
+from rfdlc.data.dataset import Dataset, by_reason
+from rfdlc.data.frames import list_of
 from rfdlc.data.images import SUFFIXES, PackedText
 from rfdlc.data.sources.image_files import Entry, Fit, ImageOptions, Interpolation, is_image, listed_name, read_images
 from rfdlc.data.sources.shards import image_bytes
-from rfdlc.data.sources.table import TableRows, check_roles, classes_of, rows_by_time, rows_of_splits, split_column
+from rfdlc.data.sources.table import (
+    TableRows,
+    check_roles,
+    classes_of,
+    rows_by_time,
+    rows_of_splits,
+    single_columns,
+    split_column,
+)
 from rfdlc.data.table import text_column
 from rfdlc.errors import InputError, expect
 from rfdlc.tables import CsvFile, is_table, open_table, read_columns, split_name
@@ -23,36 +34,48 @@ FEW_COLUMNS, BEGINNING = 20, 2**16  # of a list of images, whatever the column o
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
 
 
-def image_column(path: Path, root: Path | None = None) -> str | None:
-    """The column of a table that holds paths of images, relative to the root or to the table, if there is one."""
+def image_column(path: Path, root: Path | None = None, drop: Collection[str] = ()) -> str | None:
+    """The column of a table that holds paths of images, relative to the root or to the table, if there is one.
+
+    Beside a column of lists, such as embeddings, paths without files only name the rows.
+    """
     if path.is_dir() or not is_table(path) or image_bytes(path) is not None:
         return None
     file = open_table(path, of_samples=True)
-    usual = [name for name in file.names if name.lower() in PATHS]
+    names = [name for name in file.names if name not in drop and list_of(name) not in drop]
+    usual = [name for name in names if name.lower() in PATHS]
     with path.open("rb") as start:  # other tables are not read for that: their beginning says enough
         begins = start.read(BEGINNING).lower()
-    mentioned = len(file.names) <= FEW_COLUMNS and any(suffix.encode() in begins for suffix in SUFFIXES)
-    others = [name for name in file.names if name not in usual] if mentioned else []
+    mentioned = len(names) <= FEW_COLUMNS and any(suffix.encode() in begins for suffix in SUFFIXES)
+    others = [name for name in names if name not in usual] if mentioned else []
+    known = [] if any(map(list_of, names)) else usual  # which hold paths even where no file exists
     for batch in islice(file.batches() if usual or others else (), 1):
         for name in (*usual, *others):
             texts = [text for text in text_column(batch.column(name).slice(0, 100)) if text is not None]
-            if texts and all(map(is_image, texts)) and (name in usual or ((root or path.parent) / texts[0]).is_file()):
+            if texts and all(map(is_image, texts)) and (name in known or _any_exists(root or path.parent, texts)):
                 return name
     return None
+
+
+def _any_exists(root: Path, names: Iterable[str | None]) -> bool:
+    return any(name is not None and os.path.isfile(root / name) for name in names)
 
 
 def read(
     path: Path, root: Path | None = None, *, target: str | None = None, groups: str | None = None,
     split: str | None = None, image_size: PositiveInt | None = None, fit: Fit = "auto",
     interpolation: Interpolation = "bilinear", cache: Path | None = None, skip_broken: bool = False,
-    allow_links: bool = False, test_fraction: float = 0.2, time: str | None = None,
+    allow_links: bool = False, test_fraction: float = 0.2, time: str | None = None, drop: Sequence[str] = (),
 ) -> Dataset:  # fmt: skip
-    """One row per image; paths are relative to the root, or to the table. `groups`, `split`, `time` name columns."""
-    table, where, paths = read_columns(path), str(path), str(image_column(path, root))
+    """One row per image; paths are relative to the root, or to the table. `groups`, `split`, `time` name columns.
+
+    Columns without a role are not read: `drop` matters if there are several columns of paths.
+    """
+    table, where, paths = read_columns(path), str(path), str(image_column(path, root, drop))
     root = (root or path.parent).resolve()
     usual = None if groups else group_column(table, target, split)
     groups = groups or usual
-    target, notes = check_roles(where, table, target, groups, split, time)
+    target, notes = check_roles(where, table, target, groups, split, time, *single_columns(table, drop))
     notes += [] if usual is None else [f"column {usual!r} says which images belong together: groups names another"]
     column, splits = split or split_column(table), {"train": np.arange(len(table[target]))}
     if time is not None:
@@ -75,6 +98,9 @@ def read(
                 listed[name].append(Entry(image, labels[row], origin(row), group))
             except InputError as error:
                 broken.append(f"{origin(row)}{error}")
+    if not any(listed.values()) and not _any_exists(root, images):
+        fix = f"--drop {shlex.quote(paths)} (in Python drop=[{paths!r}]) reads the other columns as a table"
+        raise InputError(f"{'; '.join(by_reason(broken)[:10])}. If {paths!r} only names the rows, {fix}")
     names = classes_of(where, [entry.label for entries in listed.values() for entry in entries])[1]
     how = ImageOptions(image_size, fit, interpolation, cache, skip_broken)
     return read_images(path.stem, root, listed, names, how, notes, broken)

@@ -46,6 +46,14 @@ IDENTIFIES = (
     "column {0!r} is an identifier by its name ({1:,} values in {2:,} rows) and was left out: a model would memorise "
     "it; if rows of one value belong together, as visits of a patient do, use --groups {3} (in Python groups={0!r})"
 )
+FILES = (
+    "column {0!r} holds {1:,} names of images in {2:,} rows and was left out: a model would memorise them; if rows of "
+    "one image belong together, use --groups {3} (in Python groups={0!r})"
+)
+DATED = (
+    "column {!r} holds dates and was left out beside lists of features: new rows are later than all in training; to "
+    "keep it, write it as a number, such as the month or the hour"
+)
 NAMING = 0.99  # a column with more different texts than this share of the rows names rows
 FEW_CATEGORIES = 20  # more of a column whose name ends in id are hardly kinds of something
 MOST_REPEATS = 50  # rows per value of an identifier; with more, values may be kinds of something, such as stores
@@ -65,9 +73,8 @@ def read(
         expect(target is None, f"target {target!r} names a column, but labels are given, too: leave one of them out")
         target = CLASS
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
-    lists = {list_of(column) for column in table} & {*drop}
-    table = {column: cells for column, cells in table.items() if list_of(column) not in lists}
-    single = [name for name in drop if name not in lists]
+    single = single_columns(table, drop)
+    table = {column: cells for column, cells in table.items() if list_of(column) not in drop}
     target, found = check_roles(where, table, target, groups, split, time, *single)
     if "column 1" in table:
         found.append("the first line holds values and was read as a row: columns are called column 1, column 2, ...")
@@ -97,6 +104,8 @@ def read(
     elif column is not None:
         positions = rows_of_splits(where, column, table.pop(column))
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
+    dates = [name for name, own in columns.items() if own.dtype.kind == "M"] if any(map(list_of, columns)) else []
+    notes += [DATED.format(name) for name in dates if columns.pop(name) is not None]
     ids, identity, left_out = _identities(table, columns)
     listed = ["if these are image files, name their folder with --root DIR"] if ids and is_image(ids[0]) else []
     told = "; ".join(["", *left_out, *notes, *listed])
@@ -213,6 +222,12 @@ def doubtful(labels: NDArray[np.int64], texts: Iterable[str | None]) -> str:
     return f"{count:,} of {len(labels):,} rows have no or unknown labels ({shown}{more})" if count else ""
 
 
+def single_columns(table: Iterable[str], drop: Sequence[str]) -> list[str]:
+    """What is dropped, without columns of lists, which are read as one column per item."""
+    lists = {list_of(column) for column in table}
+    return [name for name in drop if name not in lists]
+
+
 def check_roles(where: str, table: Table, target: str | None, *others: str | None) -> tuple[str, list[str]]:
     """The class column, given or found, and a note if it was found; raises for columns that are not there."""
     usual, found = [column for column in table if column.lower() in TARGETS], list[str]()
@@ -311,11 +326,18 @@ def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | N
             notes.append(f"column {name!r} has a different value in {every} and was left out: {reason}")
             ids, identity = ids or (texts if share == 1 else None), identity or name
             del columns[name]
-        elif identifies(name) and _may_identify(name, columns[name]) and different > fewest:
-            notes.append(IDENTIFIES.format(name, different, len(texts), shlex.quote(name)))
+        elif different > fewest and (told := _memorised(name, columns[name])):
+            notes.append(told.format(name, different, len(texts), shlex.quote(name)))
             warnings.warn(notes[-1], stacklevel=4)
             del columns[name]
     return ids, identity, notes
+
+
+def _memorised(name: str, column: Column) -> str:
+    """What to say of a column that a model would memorise; empty for others."""
+    if column.dtype == object and all(text is None or is_image(text) for text in column):
+        return FILES
+    return IDENTIFIES if identifies(name) and _may_identify(name, column) else ""
 
 
 def _may_identify(name: str, column: Column) -> bool:
