@@ -246,6 +246,28 @@ def test_rows_of_a_table(tmp_path, start):
             np.testing.assert_allclose(client.decide(rows=frame)["expected_utility"], explained.value, atol=1e-5)
 
 
+def test_lists_of_numbers_are_columns_as_in_training(tmp_path, start):
+    pandas, rng = pytest.importorskip("pandas"), np.random.default_rng(0)
+    labels = np.repeat(["well", "ill"], [60, 20])
+    vectors = list(rng.normal(size=(80, 4)) + 3 * (labels == "ill")[:, None])
+    frame = pandas.DataFrame({"vector": vectors, "kind": labels})
+    frame.to_parquet(tmp_path / "rows.parquet")
+    settings = {"data_options": {"target": "kind"}, "epochs": 3, "device": "cpu"}
+    model = rfdlc.train(tmp_path / "rows.parquet", "ce", tmp_path / "run", **settings)
+    expected = [model.decider.utility.actions[i] for i in model.decide(frame[["vector"]])]
+    assert len(set(expected)) == 2
+    with start(open_backend(tmp_path / "run")) as served:
+        client = rfdlc.Client(served.url)
+        assert client.decide(rows=frame[["vector"]])["action"] == expected
+        assert client.decide(rows=[{"vector": list(vector)} for vector in vectors])["action"] == expected
+        with pytest.raises(
+            rfdlc.InputError, match=r"lists in column 'vector' have 3, 4 numbers: expected as many each"
+        ):
+            client.decide(rows={"vector": [[1, 2, 3], [1, 2, 3, 4]]})
+        with pytest.raises(rfdlc.InputError, match=r"probabilities\[1, 0\] is nan: expected finite numbers"):
+            client.decide(probabilities=[[0.5, 0.5], [np.nan, 1]])
+
+
 def test_metrics(start, backend, model):
     with start(backend) as served:
         client = rfdlc.Client(served.url)

@@ -5,7 +5,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from rfdlc.data.table import as_text
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import InputError, expect, listing
 
 ATTEMPTS = 4  # when a server is busy
 LONGEST_PAUSE = 5.0  # seconds between them
@@ -59,9 +59,9 @@ class Client:
         expect(not isinstance(images, str | Path | bytes), "images is one image: expected a list of paths or bytes")
         question: dict[str, Any] = {
             "images": None if images is None else [_base64(image) for image in images],
-            "arrays": None if arrays is None else np.asarray(arrays).tolist(),
+            "arrays": None if arrays is None else _numbers("arrays", arrays),
             "rows": None if rows is None else _table(rows),
-            "probabilities": None if probabilities is None else np.asarray(probabilities).tolist(),
+            "probabilities": None if probabilities is None else _numbers("probabilities", probabilities),
         }
         given = {name: value for name, value in question.items() if value is not None}
         expect(len(given) == 1, f"{len(given)} kinds of samples were given: expected one of {', '.join(question)}")
@@ -103,8 +103,30 @@ def _table(rows: Any) -> Any:
     if isinstance(rows, list | tuple):
         wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
         expect(wrong is None, f"rows holds {wrong!r}: expected a {{column: cell}} for each row, or {{column: cells}}")
-        return [{str(name): _cells([cell])[0] for name, cell in row.items()} for row in rows]
-    return {str(name): _cells(rows[name]) for name in rows}
+        return [{name: cells[0] for name, cells in _columns({own: [row[own]] for own in row})} for row in rows]
+    return dict(_columns({name: list(rows[name]) for name in rows}))
+
+
+def _columns(table: Mapping[Any, list[Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """Cells by column; the numbers of lists, such as embeddings, are columns of their own, as in training."""
+    for name, cells in table.items():
+        if cells and isinstance(cells[0], list | tuple | np.ndarray):
+            sizes = {np.size(cell) for cell in cells}
+            expect(
+                len(sizes) == 1,
+                f"lists in column {name!r} have {listing(sorted(sizes))} numbers: expected as many each",
+            )
+            yield from ((f"{name}[{i}]", _cells(numbers)) for i, numbers in enumerate(zip(*cells, strict=True)))
+        else:
+            yield str(name), _cells(cells)
+
+
+def _numbers(name: str, values: Any) -> Any:
+    found = np.asarray(values)
+    wrong = np.argwhere(~np.isfinite(found if found.dtype.kind == "f" else np.zeros(0)))
+    for place in map(tuple, wrong[:1]):
+        raise InputError(f"{name}[{', '.join(map(str, place))}] is {found[place]}: expected finite numbers")
+    return found.tolist()
 
 
 def _cells(column: Sequence[Any]) -> list[Any]:
