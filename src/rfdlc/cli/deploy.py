@@ -26,6 +26,7 @@ from rfdlc.progress import announce
 
 BACKBONE = "timm:NAME, package.module:function, a file .onnx, or a built-in backbone such as resnet50."
 NAME_OR_PATHS = f"{NAME_OR_PATH[:-1]}, or several image files."
+KEPT = "Copy a column of a table to the predictions (not to .npz); may be repeated. A column `id` always is."
 PREDICTED = "Probabilities as .parquet or .csv; logits of the particles as .npz."
 
 
@@ -112,6 +113,7 @@ def predict(
     reading: SourceRequest,
     out: Annotated[Path, Option("--out", "-o", help=PREDICTED)] = Path("predictions.npz"),
     split: Annotated[str | None, Option(help="train, val or test; by default the last that exists.")] = None,
+    keep: Annotated[list[str] | None, Option(metavar="COLUMN", help=KEPT)] = None,
     raw: Annotated[bool, Option("--raw", help="Write the model's own probabilities, not corrected.")] = False,
     engine: Annotated[str, Option("--engine", help="local, or ray: Parquet files in a folder --out.")] = "local",
     address: Annotated[str | None, Option("--address", help="For ray: the cluster, such as auto.")] = None,
@@ -134,14 +136,14 @@ def predict(
     - `rfdlc predict runs/a list.txt --out predictions.parquet --skip-broken`
     - `rfdlc predict runs/a *.png --out predictions.csv`
     - `torchrun --nproc-per-node 8 -m rfdlc predict runs/a photos/ --out predictions.parquet`
-    - `rfdlc predict runs/a patients.csv --out probabilities.csv`
+    - `rfdlc predict runs/a patients.csv --out probabilities.csv --keep booked_at`
     - `rfdlc predict runs/a photos/ --out predictions/ --engine ray --address auto`
     """
     source = sources[0] if len(sources) == 1 else sources
     on_ray = choose("engine", engine, ("local", "ray")) == "ray"
     expect(on_ray or address is None, f"--address {address} is for --engine ray: give that as well")
     check_writable(None if on_ray else out)
-    options: dict[str, Any] = {"split": split, "root": reading.root, "raw": raw}
+    options: dict[str, Any] = {"split": split, "root": reading.root, "raw": raw, "keep": tuple(keep or ())}
     options |= reading.given() | request.for_model(run)
     announce(f"reading {run}")  # at once: what predicts takes a while to load
     with ready():
