@@ -281,6 +281,20 @@ def test_costs_are_shown_as_costs(run, folder):
     assert "mean utility" in run("evaluate", *other)[1]
 
 
+def test_the_interval_of_an_estimated_prior_is_of_costs_too(run, folder):
+    (folder / "costs.csv").write_text("true,cat,dog,newt\ncat,0,1,1\ndog,2,0,1\nnewt,9,2,0\n")
+    words = ["-c", "counts.csv", "--train-prior", "train", "--target-prior", "estimate"]
+    low, high = json.loads(run("decide", "test.csv", "--costs", "costs.csv", *words, "--json")[1])[
+        "expected_utility_interval"
+    ]
+    assert low < high < 0
+    for command in ("decide", "evaluate"):
+        out = " ".join(run(command, "test.csv", "--costs", "costs.csv", *words)[1].split())
+        assert f": a mean expected cost from {-high:.3g} to {-low:.3g} (95% interval)" in out
+        out = " ".join(run(command, "test.csv", "-u", "U.csv", *words)[1].split())
+        assert ": a mean expected utility from " in out
+
+
 def test_decisions_and_costs_without_class_names_are_no_input(run, folder):
     run("decide", "test.csv", "-u", "U.csv", "-o", "decided.csv")
     assert "these are decisions: give the file of probabilities" in run("evaluate", "decided.csv")[2]
