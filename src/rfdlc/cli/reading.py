@@ -9,6 +9,8 @@ from typing import Any
 
 import rfdlc
 from rfdlc.errors import InputError, expect, listing
+from rfdlc.files import read_json
+from rfdlc.tables import is_table
 
 CLASSES = "classes.json"  # of a run folder
 BUILDERS = ("one-hot", "tail-sensitive")
@@ -153,6 +155,20 @@ def warn_of_dominated_actions(utility: "rfdlc.Utility") -> None:
     for action, other in utility.dominated.items():
         told = f"the action {action!r} will never be chosen: {other!r} is at least as good whatever the true class is"
         warnings.warn(f"{told}; check their costs, or leave {action!r} out", stacklevel=2)
+
+
+def group_column(folder: Path) -> tuple[str, str]:
+    """The column that `--groups` named when a run was trained, and the table that it is in; texts are empty if unknown.
+
+    Run folders have the numbers of groups alone.
+    """
+    if not (folder / "config.json").is_file():
+        return "", ""
+    data = read_json(folder / "config.json").get("data")
+    found = data if isinstance(data, dict) else {}
+    options, source = found.get("options"), str(found.get("source", ""))
+    column = options.get("groups") if isinstance(options, dict) else None
+    return str(column or ""), source if is_table(Path(source)) else ""
 
 
 def folder_decider(path: Path) -> "rfdlc.Decider | None":

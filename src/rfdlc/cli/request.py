@@ -291,9 +291,13 @@ class LabelledRequest(Request):
     def prepare(self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = ()) -> "Prepared":
         """With labels and `columns` of a file, matched by id: as it is, or by the file name where it is a path."""
         names = open_table(file).names if columns and is_table(file) else ()
-        wanted, has = [name for name in columns if name not in names], listing(names, 20) or "scores alone"
+        group, source = reading.group_column(file) if columns and self.labels is None else ("", "")
+        known = [*names, *([group] if group else [])]
+        wanted, has = [name for name in columns if name not in known], listing(known, 20) or "scores alone"
         expect(self.labels or not wanted, f"{file}: no column {listing(wanted)}, it has {has}; see also --labels FILE")
         predictions, decider = super().prepare(file, like, columns)
+        if group in columns:
+            predictions.columns |= {group: _groups_of(predictions, f"{file}: --by {group}", source or "FILE")}
         if self.labels is None:
             return predictions, decider
         from rfdlc.data.load import IDS, id_column
@@ -321,6 +325,15 @@ class LabelledRequest(Request):
             expect(not empty, f"{self.labels}: the column {target!r} is empty in {listing(empty, 3)}: {fix}")
             predictions.targets = encode_targets([cells[target][row] for row in rows], predictions.classes)
         return predictions, decider
+
+
+def _groups_of(predictions: "rfdlc.Predictions", told: str, table: str) -> Any:
+    """The number of each sample's group, with a hint that leads to the names."""
+    fix = f"--labels {table} has the names, if it is a table with ids and this column"
+    if predictions.groups is None:
+        raise InputError(f"{told}: the run has no groups of its test split: {fix}")
+    warnings.warn(f"{told}: the run has numbers of groups, in the order of their names; {fix}", stacklevel=2)
+    return predictions.groups
 
 
 def _rows_of(ids: list[str], cells: list[str], told: str) -> list[int]:
