@@ -137,6 +137,31 @@ def test_labels_from_a_file(run, folder):
         assert message in err
 
 
+def test_labels_of_unknown_classes_are_left_out_if_asked(run, folder):
+    frame = pandas.read_csv("test.csv")
+    frame.drop(columns="target").to_csv("bare.csv", index=False)
+    labels = frame[["id", "target"]].assign(sex=np.where(np.arange(400) % 2, "f", "m"))
+    labels.loc[[3, 50, 200], "target"], labels.loc[[7], "target"] = "genet", "cats"
+    labels.sample(frac=1, random_state=0).to_csv("labels.csv", index=False)
+    words = ("evaluate", "bare.csv", "-u", "U.csv", "--labels", "labels.csv")
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    told = "labels.csv: 4 of 400 samples have a class that is not in the predictions"
+    assert f"{told}: genet (3), cats (1); leave them out with --skip-unknown" in " ".join(err.split())
+    code, out, err = run(*words, "--skip-unknown", "--by", "sex", "--json")
+    assert (code, f"{told}, and were left out: genet (3), cats (1)" in " ".join(err.split())) == (0, True)
+    found, left = json.loads(out), frame.drop(index=[3, 7, 50, 200])
+    left.to_csv("left.csv", index=False)
+    expected = json.loads(run("evaluate", "left.csv", "-u", "U.csv", "--json")[1])
+    assert found["samples"] == expected["samples"] == 396
+    assert {name: found[name] for name in expected} == expected
+    assert {name: part["samples"] for name, part in found["by"]["sex"].items()} == {"m": 198, "f": 198}
+    code, out, err = run("compare", "bare.csv", "bare.csv", *words[4:], "--skip-unknown", "--json")
+    assert (code, json.loads(out)["samples"]) == (0, 396)
+    code, _, err = run("evaluate", "test.csv", "--skip-unknown")
+    assert (code, "--skip-unknown is about classes in --labels FILE: give that, too" in err) == (2, True)
+
+
 def test_the_column_of_labels_in_a_file_can_be_named(run, folder):
     frame = pandas.read_csv("test.csv")
     frame.drop(columns="target").to_csv("bare.csv", index=False)
