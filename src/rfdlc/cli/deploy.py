@@ -1,6 +1,8 @@
 """`rfdlc predict`, `rfdlc export` and `rfdlc serve`: what is done with a trained model."""
 
+import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -144,7 +146,11 @@ def predict(
     expect(on_ray or address is None, f"--address {address} is for --engine ray: give that as well")
     check_writable(None if on_ray else out)
     options: dict[str, Any] = {"split": split, "root": reading.root, "raw": raw, "keep": tuple(keep or ())}
-    options |= reading.given() | request.for_model(run)
+    logits, where = str(out.with_suffix(".npz")), {"split": split, **vars(reading)}
+    table = str(out.with_suffix(".csv") if out.suffix.lower() == ".npz" else out)
+    first = ["rfdlc", "predict", str(run), *sources, *_words(where), "--out", logits]
+    then = ["rfdlc", "decide", logits, "--decider", str(run), *_words(vars(request)), "--out", table]
+    options |= reading.given() | request.for_model(run, f"`{shlex.join(first)}`, then `{shlex.join(then)}`")
     announce(f"reading {run}")  # at once: what predicts takes a while to load
     with ready():
         try:
@@ -167,6 +173,13 @@ def predict(
         tables = [_decided(run, out)] if 0 < done.samples <= SHOWN else tables
     summary |= {"run": str(run), "decided_for": done.decided_for, "actions": dict(done.actions)}
     output(json, summary, *tables, *lines)
+
+
+def _words(given: Mapping[str, Any]) -> list[str]:
+    """Options as they are written on the command line."""
+    each = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value not in (None, False)}
+    rows = [(name, v) for name, value in each.items() for v in (value if isinstance(value, list) else [value])]
+    return [word for name, value in rows for word in ([name] if value is True else [name, str(value)])]
 
 
 def _decided(run: Path, file: Path) -> Any:
