@@ -137,6 +137,31 @@ def test_labels_from_a_file(run, folder):
         assert message in err
 
 
+def test_labels_of_unknown_classes_are_left_out_if_asked(run, folder):
+    frame = pandas.read_csv("test.csv")
+    frame.drop(columns="target").to_csv("bare.csv", index=False)
+    labels = frame[["id", "target"]].assign(sex=np.where(np.arange(400) % 2, "f", "m"))
+    labels.loc[[3, 50, 200], "target"], labels.loc[[7], "target"] = "genet", "cats"
+    labels.sample(frac=1, random_state=0).to_csv("labels.csv", index=False)
+    words = ("evaluate", "bare.csv", "-u", "U.csv", "--labels", "labels.csv")
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    told = "labels.csv: 4 of 400 samples have a class that is not in the predictions"
+    assert f"{told}: genet (3), cats (1); leave them out with --skip-unknown" in " ".join(err.split())
+    code, out, err = run(*words, "--skip-unknown", "--by", "sex", "--json")
+    assert (code, f"{told}, and were left out: genet (3), cats (1)" in " ".join(err.split())) == (0, True)
+    found, left = json.loads(out), frame.drop(index=[3, 7, 50, 200])
+    left.to_csv("left.csv", index=False)
+    expected = json.loads(run("evaluate", "left.csv", "-u", "U.csv", "--json")[1])
+    assert found["samples"] == expected["samples"] == 396
+    assert {name: found[name] for name in expected} == expected
+    assert {name: part["samples"] for name, part in found["by"]["sex"].items()} == {"m": 198, "f": 198}
+    code, out, err = run("compare", "bare.csv", "bare.csv", *words[4:], "--skip-unknown", "--json")
+    assert (code, json.loads(out)["samples"]) == (0, 396)
+    code, _, err = run("evaluate", "test.csv", "--skip-unknown")
+    assert (code, "--skip-unknown is about classes in --labels FILE: give that, too" in err) == (2, True)
+
+
 def test_the_column_of_labels_in_a_file_can_be_named(run, folder):
     frame = pandas.read_csv("test.csv")
     frame.drop(columns="target").to_csv("bare.csv", index=False)
@@ -279,6 +304,20 @@ def test_costs_are_shown_as_costs(run, folder):
     plain = [json.loads(run(*words, "--json")[1]) for words in (("evaluate", *other), ("compare", "test.csv", *other))]
     assert not any("mean_cost" in each for each in plain)
     assert "mean utility" in run("evaluate", *other)[1]
+
+
+def test_the_interval_of_an_estimated_prior_is_of_costs_too(run, folder):
+    (folder / "costs.csv").write_text("true,cat,dog,newt\ncat,0,1,1\ndog,2,0,1\nnewt,9,2,0\n")
+    words = ["-c", "counts.csv", "--train-prior", "train", "--target-prior", "estimate"]
+    low, high = json.loads(run("decide", "test.csv", "--costs", "costs.csv", *words, "--json")[1])[
+        "expected_utility_interval"
+    ]
+    assert low < high < 0
+    for command in ("decide", "evaluate"):
+        out = " ".join(run(command, "test.csv", "--costs", "costs.csv", *words)[1].split())
+        assert f": a mean expected cost from {-high:.3g} to {-low:.3g} (95% interval)" in out
+        out = " ".join(run(command, "test.csv", "-u", "U.csv", *words)[1].split())
+        assert ": a mean expected utility from " in out
 
 
 def test_decisions_and_costs_without_class_names_are_no_input(run, folder):

@@ -116,6 +116,33 @@ def test_intervals_of_values_are_by_group(run, frame, tmp_path):
     assert lines(out, "tumour")[0][:3] == ["tumour", str(found["per_class"]["tumour"]["samples"]), f"({groups})"]
 
 
+def test_by_the_groups_of_a_run(run, frame, tmp_path):
+    """The column that `rfdlc train --groups` named: run folders have numbers, the table of the training has names."""
+    (tmp_path / "run").mkdir()
+    data = {"options": {"groups": "site"}, "source": "training.csv"}
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"data": data}))
+    sites = np.random.default_rng(2).choice(["Bern", "Agra", "Cork"], 240)
+    frame.assign(site=sites)[["id", "site"]].to_csv("training.csv", index=False)
+    known = {"targets": frame["target"].to_numpy(), "ids": frame["id"].to_numpy(), "classes": NAMES}
+    scores, right = frame[NAMES].to_numpy(), frame[NAMES].idxmax(axis=1) == frame["target"]
+    Predictions(probabilities=scores, **known, groups=sites).save("run/predictions.npz")
+    for words, names in (((), "012"), (("--labels", "training.csv"), ("Agra", "Bern", "Cork"))):
+        code, out, err = run("evaluate", "run", "--by", "site", *words, "--json")
+        assert (code, "--labels training.csv has the names" in " ".join(err.split())) == (0, not words)
+        found = json.loads(out)["by"]["site"]
+        assert {*found} == {*names}
+        for name, site in zip(names, ("Agra", "Bern", "Cork"), strict=True):
+            assert found[name]["samples"] == (sites == site).sum()
+            assert found[name]["accuracy"] == pytest.approx(right[sites == site].mean())
+        row = lines(run("evaluate", "run", "--by", "site", *words)[1], names[0])[0]
+        assert row[:3] == [names[0], str((sites == "Agra").sum()), "(1)"]
+    code, _, err = run("evaluate", "run", "--by", "sit")
+    assert (code, "run: no column sit, it has site; see also --labels FILE" in " ".join(err.split())) == (2, True)
+    Predictions(probabilities=scores, **known).save("run/predictions.npz")
+    code, _, err = run("evaluate", "run", "--by", "site")
+    assert (code, "run: --by site: the run has no groups of its test split: --labels training.csv" in err) == (2, True)
+
+
 def test_each_class(run, frame):
     words = ("evaluate", "probs.csv", "-u", "U.csv", "--by", "sex", "--by", "year", "--per-class")
     rates = ("--rate", "tumour:refer", "--rate", "tumour:tumour")

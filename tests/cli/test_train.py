@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
@@ -226,6 +228,26 @@ def test_predict_hands_over_and_answers_with_sets_as_decide_does(tmp_path, folde
             run("predict", folder, "digits-lt", "-o", tmp_path / "q.csv", *words)
     with pytest.raises(InputError, match="decider: for tables"):
         run("predict", folder, "digits-lt", "-o", tmp_path / "q.npz", "--sets", "u65")
+
+
+def test_an_estimated_prior_with_sets_leads_to_two_commands_that_work(tmp_path, folder):
+    out = tmp_path / "with sets.csv"
+    words = ["--target-prior", "estimate", "--sets", "macro", "--set-size", "3", "--abstain", "0.2", "--split", "test"]
+    with pytest.raises(InputError) as refused:
+        run("predict", folder, "digits-lt", "-o", out, *words)
+    first, then = (shlex.split(text) for text in re.findall("`(.*?)`", str(refused.value)))
+    assert first == ["rfdlc", "predict", str(folder), "digits-lt", "--split", "test", "--out", str(out)[:-3] + "npz"]
+    for command in (first, then):
+        assert run(*command[1:]).exit_code == 0
+    with open(out, newline="") as file:
+        rows = list(csv.DictReader(file))
+    logits = Predictions.load(tmp_path / "with sets.npz")
+    decider = Decider.load(folder)
+    decider = decider.replace(utility=decider.utility.with_abstain(0.2), target_prior=decider.estimate_prior(logits))
+    decider = decider.fit_sets(Predictions.load(folder / "held-out.npz"), kind="macro", max_size=3)
+    expected = decider.explain(logits)
+    assert [row["action"] for row in rows] == [decider.utility.actions[a] for a in expected.action]
+    assert [json.loads(row["set"]) for row in rows] == [[str(c) for c in np.flatnonzero(s)] for s in expected.sets]
 
 
 def test_a_predicted_table_is_decided_again_with_its_budget(tmp_path, folder):

@@ -1,6 +1,8 @@
 """`rfdlc predict`, `rfdlc export` and `rfdlc serve`: what is done with a trained model."""
 
+import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +28,7 @@ from rfdlc.progress import announce
 
 BACKBONE = "timm:NAME, package.module:function, a file .onnx, or a built-in backbone such as resnet50."
 NAME_OR_PATHS = f"{NAME_OR_PATH[:-1]}, or several image files."
+KEPT = "Copy a column of a table to the predictions (not to .npz); may be repeated. A column `id` always is."
 PREDICTED = "Probabilities as .parquet or .csv; logits of the particles as .npz."
 
 
@@ -112,6 +115,7 @@ def predict(
     reading: SourceRequest,
     out: Annotated[Path, Option("--out", "-o", help=PREDICTED)] = Path("predictions.npz"),
     split: Annotated[str | None, Option(help="train, val or test; by default the last that exists.")] = None,
+    keep: Annotated[list[str] | None, Option(metavar="COLUMN", help=KEPT)] = None,
     raw: Annotated[bool, Option("--raw", help="Write the model's own probabilities, not corrected.")] = False,
     engine: Annotated[str, Option("--engine", help="local, or ray: Parquet files in a folder --out.")] = "local",
     address: Annotated[str | None, Option("--address", help="For ray: the cluster, such as auto.")] = None,
@@ -134,15 +138,19 @@ def predict(
     - `rfdlc predict runs/a list.txt --out predictions.parquet --skip-broken`
     - `rfdlc predict runs/a *.png --out predictions.csv`
     - `torchrun --nproc-per-node 8 -m rfdlc predict runs/a photos/ --out predictions.parquet`
-    - `rfdlc predict runs/a patients.csv --out probabilities.csv`
+    - `rfdlc predict runs/a patients.csv --out probabilities.csv --keep booked_at`
     - `rfdlc predict runs/a photos/ --out predictions/ --engine ray --address auto`
     """
     source = sources[0] if len(sources) == 1 else sources
     on_ray = choose("engine", engine, ("local", "ray")) == "ray"
     expect(on_ray or address is None, f"--address {address} is for --engine ray: give that as well")
     check_writable(None if on_ray else out)
-    options: dict[str, Any] = {"split": split, "root": reading.root, "raw": raw}
-    options |= reading.given() | request.for_model(run)
+    options: dict[str, Any] = {"split": split, "root": reading.root, "raw": raw, "keep": tuple(keep or ())}
+    logits, where = str(out.with_suffix(".npz")), {"split": split, **vars(reading)}
+    table = str(out.with_suffix(".csv") if out.suffix.lower() == ".npz" else out)
+    first = ["rfdlc", "predict", str(run), *sources, *_words(where), "--out", logits]
+    then = ["rfdlc", "decide", logits, "--decider", str(run), *_words(vars(request)), "--out", table]
+    options |= reading.given() | request.for_model(run, f"`{shlex.join(first)}`, then `{shlex.join(then)}`")
     announce(f"reading {run}")  # at once: what predicts takes a while to load
     with ready():
         try:
@@ -165,6 +173,13 @@ def predict(
         tables = [_decided(run, out)] if 0 < done.samples <= SHOWN else tables
     summary |= {"run": str(run), "decided_for": done.decided_for, "actions": dict(done.actions)}
     output(json, summary, *tables, *lines)
+
+
+def _words(given: Mapping[str, Any]) -> list[str]:
+    """Options as they are written on the command line."""
+    each = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value not in (None, False)}
+    rows = [(name, v) for name, value in each.items() for v in (value if isinstance(value, list) else [value])]
+    return [word for name, value in rows for word in ([name] if value is True else [name, str(value)])]
 
 
 def _decided(run: Path, file: Path) -> Any:

@@ -3,12 +3,15 @@
 import csv
 import re
 import warnings
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import rfdlc
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import InputError, expect, listing, suggestion
+from rfdlc.files import read_json
+from rfdlc.tables import is_table
 
 CLASSES = "classes.json"  # of a run folder
 BUILDERS = ("one-hot", "tail-sensitive")
@@ -153,6 +156,47 @@ def warn_of_dominated_actions(utility: "rfdlc.Utility") -> None:
     for action, other in utility.dominated.items():
         told = f"the action {action!r} will never be chosen: {other!r} is at least as good whatever the true class is"
         warnings.warn(f"{told}; check their costs, or leave {action!r} out", stacklevel=2)
+
+
+def group_column(folder: Path) -> tuple[str, str]:
+    """The column that `--groups` named when a run was trained, and the table that it is in; texts are empty if unknown.
+
+    Run folders have the numbers of groups alone.
+    """
+    if not (folder / "config.json").is_file():
+        return "", ""
+    data = read_json(folder / "config.json").get("data")
+    found = data if isinstance(data, dict) else {}
+    options, source = found.get("options"), str(found.get("source", ""))
+    column = options.get("groups") if isinstance(options, dict) else None
+    return str(column or ""), source if is_table(Path(source)) else ""
+
+
+def groups_of(predictions: "rfdlc.Predictions", told: str, table: str) -> Any:
+    """The number of each sample's group, with a hint that leads to the names."""
+    fix = f"--labels {table} has the names, if it is a table with ids and this column"
+    if predictions.groups is None:
+        raise InputError(f"{told}: the run has no groups of its test split: {fix}")
+    warnings.warn(f"{told}: the run has numbers of groups, in the order of their names; {fix}", stacklevel=2)
+    return predictions.groups
+
+
+def known_places(texts: Sequence[str], classes: "rfdlc.Classes", where: str, skip: bool) -> list[int]:
+    """The positions of labels that are classes; others raise, unless `skip` says to leave them out.
+
+    All positions where no label is a class: then they are numbers, or of other data, which `encode_targets` checks.
+    """
+    names = {*classes.names}
+    unknown = Counter(text for text in texts if text not in names)
+    count, total = unknown.total(), len(texts)
+    if count in (0, total):
+        return [*range(total)]
+    which = listing([f"{name} ({own:,})" for name, own in unknown.most_common()], 5)
+    told = f"{where}: {count:,} of {total:,} samples have a class that is not in the predictions"
+    near = suggestion(unknown.most_common(1)[0][0], classes.names)
+    expect(skip, f"{told}: {which}; leave them out with --skip-unknown, or correct the labels{near}")
+    warnings.warn(f"{told}, and were left out: {which}", stacklevel=2)
+    return [place for place, text in enumerate(texts) if text in names]
 
 
 def folder_decider(path: Path) -> "rfdlc.Decider | None":

@@ -22,6 +22,7 @@ from rfdlc.tables import is_table, open_table
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
 CLASSES = "Training counts: CSV with columns class,count[,group], JSON, or a run folder."
 LABELS = "True classes: CSV or Parquet with columns id, path or file, and target, instead of a column in FILE."
+SKIP_UNKNOWN = "Leave out samples whose class in --labels FILE is not one of the predictions, and say how many."
 CALIBRATORS = (
     "`auto` (default), `temperature`, `power-temperature`, `bias-corrected-temperature`, "
     "`prior-corrected-temperature`, `prior-corrected-power` or `matrix-scaling`."
@@ -94,10 +95,11 @@ class UtilityRequest:
     budget: Annotated[str | None, Option(metavar="SHARE", help=BUDGET)] = None
     unfamiliar: Annotated[str | None, Option(metavar="SHARE", help=ALARM)] = None
 
-    def for_model(self, model: Path) -> dict[str, Any]:
+    def for_model(self, model: Path, instead: str = "") -> dict[str, Any]:
         """The utility and target prior for a run folder or an exported file, None where no option names them.
 
         With sets, a budget or unfamiliar samples it is the decider of the run, fitted to its held-out predictions.
+        `instead` are commands for an estimated prior with these.
         """
         check_sets(self.sets, self.coverage, self.set_size)
         prior = None if self.target_prior is None else reading.read_prior(self.target_prior, "target prior")
@@ -115,6 +117,7 @@ class UtilityRequest:
         if not asked:
             return {"utility": utility, "target_prior": prior}
         late = "thresholds are for one prior; an estimated one is known after predicting: write .npz, then decide it"
+        late += f": {instead}" if instead else ""
         expect(prior != "estimate", f"--target-prior estimate with --sets, --budget or --unfamiliar: {late}")
         expect(saved, f"{model} has no decider.json: the training has not finished; continue it with `rfdlc resume`")
         assert saved is not None
@@ -281,21 +284,30 @@ class LabelledRequest(Request):
 
     labels: Annotated[Path | None, Option(help=LABELS)] = None
     target: Annotated[str | None, Option(metavar="COLUMN", help="The class column of --labels FILE.")] = None
+    skip_unknown: Annotated[bool, Option("--skip-unknown", help=SKIP_UNKNOWN)] = False
 
     def checked_classes(self) -> "rfdlc.Classes | None":
         """As in other requests, after checking that --target has a file to name a column of."""
         own = f"--target {self.target} names a column of --labels FILE: give that, too; in predictions it is `target`"
         expect(self.target is None or self.labels is not None, own)
+        needs = "--skip-unknown is about classes in --labels FILE: give that, too"
+        expect(self.labels is not None or not self.skip_unknown, needs)
         return super().checked_classes()
 
     def prepare(self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = ()) -> "Prepared":
         """With labels and `columns` of a file, matched by id: as it is, or by the file name where it is a path."""
         names = open_table(file).names if columns and is_table(file) else ()
-        wanted, has = [name for name in columns if name not in names], listing(names, 20) or "scores alone"
+        group, source = reading.group_column(file) if columns and self.labels is None else ("", "")
+        known = [*names, *([group] if group else [])]
+        wanted, has = [name for name in columns if name not in known], listing(known, 20) or "scores alone"
         expect(self.labels or not wanted, f"{file}: no column {listing(wanted)}, it has {has}; see also --labels FILE")
         predictions, decider = super().prepare(file, like, columns)
+        if group in columns:
+            predictions.columns |= {group: reading.groups_of(predictions, f"{file}: --by {group}", source or "FILE")}
         if self.labels is None:
             return predictions, decider
+        import numpy as np
+
         from rfdlc.data.load import IDS, id_column
         from rfdlc.data.sources.image_table import PATHS
         from rfdlc.data.sources.table import TARGETS
@@ -319,7 +331,10 @@ class LabelledRequest(Request):
             empty = [f"row {row + 1} ({cells[key][row]})" for row in rows if not cells[target][row]]
             fix = f"fill them in, or remove these samples from {file}"
             expect(not empty, f"{self.labels}: the column {target!r} is empty in {listing(empty, 3)}: {fix}")
-            predictions.targets = encode_targets([cells[target][row] for row in rows], predictions.classes)
+            texts = [cells[target][row] for row in rows]
+            kept = reading.known_places(texts, predictions.classes, str(self.labels), self.skip_unknown)
+            predictions = predictions if len(kept) == len(texts) else predictions.take(np.array(kept))
+            predictions.targets = encode_targets([texts[place] for place in kept], predictions.classes)
         return predictions, decider
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image
 from rfdlc.data.sources.table import TARGETS, TableRows, doubtful, names_rows, rows_of_splits, split_column
 from rfdlc.data.table import TableEncoder, text_column
 from rfdlc.decide.classes import Classes, as_array
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import is_table, open_table, parquet_files, split_files
 
 AHEAD = 2  # chunks that are read while one is computed
@@ -49,6 +50,7 @@ class Chunk(NamedTuple):
     split: Split
     broken: tuple[str, ...] = ()
     kept: NDArray[np.int64] | None = None  # the places of the samples among those that were asked for; None: all
+    columns: Mapping[str, Any] = MappingProxyType({})  # of a table, those that are copied, by name
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Samples:
     groups: NDArray[Any] | None = None  # of all samples; what is read has none, or the same
     left_out: Mapping[int, str] = field(default_factory=dict)  # further rows that are left out, and why
     doubt: str = ""  # which labels are missing or unknown, where some are
+    columns: Callable[[range], Mapping[str, Any]] = lambda rows: {}  # of a table, those that are copied
     cut_warning: Callable[[], str] = str  # of images that were read so far, where much of them was cut off
 
     def __len__(self) -> int:
@@ -74,12 +77,14 @@ class Samples:
 
     def take(self, rows: range) -> Chunk:
         """These rows with their groups, but without those that are left out."""
-        split, broken, kept = self.read(rows)
+        split, broken, kept, _ = self.read(rows)
         places = rows.start + (np.arange(len(rows)) if kept is None else kept)
         split = split if self.groups is None else replace(split, groups=self.groups[places])
         gone = np.isin(places, [*self.left_out])
         reasons = (self.left_out[row] for row in places[gone].tolist())
-        return Chunk(split.take(np.flatnonzero(~gone)) if gone.any() else split, (*broken, *reasons))
+        columns = {name: cells.take(places[~gone] - rows.start) for name, cells in self.columns(rows).items()}
+        left = split.take(np.flatnonzero(~gone)) if gone.any() else split
+        return Chunk(left, (*broken, *reasons), columns=columns)
 
     def read_ahead(self, parts: Sequence[range], size: int) -> Iterator[tuple[int, Chunk]]:
         """The rows of each part, `size` at a time, with the number of the part; others are read meanwhile."""
@@ -112,9 +117,12 @@ def image_paths(source: Sources, root: str | Path | None = None) -> list[Path]:
 
 def open_samples(
     source: Sources, spec: InputSpec, *, root: str | Path | None = None, split: str | None = None,
-    skip_broken: bool = False, allow_links: bool = False,
+    skip_broken: bool = False, allow_links: bool = False, keep: Sequence[str] = (),
 ) -> Samples:  # fmt: skip
-    """Samples of any source, labelled or not, by default of the last split that it has."""
+    """Samples of any source, labelled or not, by default of the last split that it has; `keep` are columns to copy."""
+    if keep:
+        known: dict[str, Any] = {"root": root, "split": split, "skip_broken": skip_broken, "allow_links": allow_links}
+        return _with_columns(open_samples(source, spec, **known), source, root, split, keep)
     if files := image_paths(source, root):
         expect(split is None, f"{files[0]}: an image file has no split {split!r}: leave it out")
         return _folder(*image_files.common_folder(files), spec, skip_broken)
@@ -148,6 +156,40 @@ def open_samples(
         return _arrays(found, spec, split)
     sized: dict[str, Any] = {"image_size": spec.input_shape[-1]} if "image_size" in options_of(reader) else {}
     return in_memory(split_of(load(source, root=root, test_fraction=0, **sized), split, spec.classes))
+
+
+def _with_columns(
+    samples: Samples, source: Sources, root: str | Path | None, split: str | None, keep: Sequence[str]
+) -> Samples:
+    """Samples with the columns `keep` of the table that they are read from; raises for other sources."""
+    place = locate(source, root) if isinstance(source, str | Path) else None
+    told = f"column {listing(keep)} cannot be kept"
+    if place is None or not is_table(place):
+        raise InputError(f"{told}: {place or 'a list of image files'} is not a table: leave out keep (--keep)")
+    if parts := split_files(place):
+        split = choose_split(str(place), parts, split)
+    elif split is None and embedded.metadata(place) is not None and (column := split_column(open_table(place).names)):
+        split = choose_split(str(place), splits_in(open_table(place), column), None)
+    rows = TableRows(place, split)
+    for name in keep:
+        known = f"expected one of {listing(rows.names, 20)}{suggestion(name, rows.names)}"
+        expect(name in rows.names, f"{place}: {told}: there is no column {name!r}: {known}")
+    alike = f"{place}: {told}: it has {len(rows.labels):,} rows for {len(samples):,} samples; join them by id"
+    expect(len(rows.labels) == len(samples), alike)
+
+    def columns(wanted: range) -> dict[str, Any]:
+        cells = rows[wanted]
+        return {name: _plain(cells[name]) for name in keep}
+
+    return replace(samples, columns=columns)
+
+
+def _plain(cells: Any) -> Any:
+    """A column without a dictionary, and texts in the one type that is written."""
+    from pyarrow import string, types
+
+    kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
+    return cells.cast(string() if types.is_large_string(kind) or types.is_string_view(kind) else kind)
 
 
 def splits_in(file: Any, column: str) -> list[str]:

@@ -85,7 +85,7 @@ def _file_groups(splits: Mapping[str, Samples], given: str | Path | None) -> dic
 
 
 def _splits_of(
-    source: str | Path, spec: InputSpec, root: str | Path | None, target: str | None, **options: bool
+    source: str | Path, spec: InputSpec, root: str | Path | None, target: str | None, **options: Any
 ) -> tuple[dict[str, Samples], tuple[str, ...]]:
     place, folder = locate(source, root), expanded(root)
     splits, names, features = [""], list[str](), f"{source}: holds features, not images: there is nothing to embed"

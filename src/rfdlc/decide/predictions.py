@@ -126,6 +126,16 @@ class Predictions:
         known |= {"unfamiliarity": self.unfamiliarity, "groups": self.groups}
         return Predictions(**{self._kind: values}, **known, classes=classes, corrected=self.scores.corrected)
 
+    def take(self, rows: Indices) -> "Predictions":
+        """The samples at these positions, with all that is known of them."""
+        own = {"targets": self.targets, "ids": self.ids, "uncertainty": self.uncertainty, "groups": self.groups}
+        own |= {"unfamiliarity": self.unfamiliarity}
+        known: dict[str, Any] = {name: None if values is None else values[rows] for name, values in own.items()}
+        known |= {"classes": self.classes if self.named else None, "corrected": self.scores.corrected}
+        taken = Predictions(**known | {self._kind: self.scores.values[:, rows]})
+        taken.columns |= {name: as_array(values)[rows] for name, values in self.columns.items()}
+        return taken
+
     def save(self, path: str | Path) -> None:
         """Write an .npz file that holds plain arrays only."""
         arrays = {

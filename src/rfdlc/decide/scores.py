@@ -137,13 +137,16 @@ def correction(cells: Iterable[Any]) -> str:
 
 
 def class_columns(columns: Sequence[str]) -> list[str]:
-    """The columns that are classes, by name alone.
+    """The columns that are classes, by name alone. Others were kept beside them where `rfdlc_scores` divides the two.
 
     >>> class_columns(["id", "cat", "dog", "action", "expected_utility"]), class_columns(["cat", "action"])
     (['cat', 'dog'], ['cat', 'action'])
+    >>> class_columns(["cat", "dog", "rfdlc_scores", "site"])
+    ['cat', 'dog']
     """
     others = (*BOOK_KEEPING, KIND) + (DECIDED + DETAILS + LOGGED if set(DECIDED) <= set(columns) else ())
-    return [name for name in columns if name not in others]
+    before = [name for name in columns[: [*columns, KIND].index(KIND)] if name not in others]
+    return before or [name for name in columns if name not in others]  # logs of decisions have classes after it
 
 
 def check_class_names(names: Sequence[str]) -> None:

@@ -67,7 +67,10 @@ def left_open(decider: "Decider", scores: Any) -> str:
     if isinstance(scores, Predictions) and str(scores.scores.corrected).startswith(CORRECTED):
         return f": {scores.scores.corrected}"
     ends = None if decider.estimate is None else decider.utility_interval(scores, decider.estimate)
-    return "" if ends is None else f": a mean expected utility from {ends[0]:.3g} to {ends[1]:.3g} (95% interval)"
+    if ends is None:
+        return ""
+    what, low, high = ("cost", 0.0 - ends[1], 0.0 - ends[0]) if decider.utility.has_costs else ("utility", *ends)
+    return f": a mean expected {what} from {low:.3g} to {high:.3g} (95% interval)"
 
 
 def warn_of_order(given: Any, scores: Scores, targets: Indices, classes: Classes) -> None:

@@ -55,7 +55,8 @@ class Predicted:
 def predict(
     run: str | Path, source: Sources, out: str | Path, *, split: str | None = None, root: str | Path | None = None,
     utility: Utility | None = None, target_prior: PriorLike | None = None, decider: Decider | None = None,
-    raw: bool = False, skip_broken: bool = False, allow_links: bool = False, backbone: OwnBackbone | None = None,
+    raw: bool = False, keep: Sequence[str] = (), skip_broken: bool = False, allow_links: bool = False,
+    backbone: OwnBackbone | None = None,
 ) -> Predicted:  # fmt: skip
     """Predict any number of samples in constant memory, and write one file; after a kill, the same call continues.
 
@@ -73,6 +74,8 @@ def predict(
         Instead of these and of the run's own, for example `Decider.load(run)` with sets, or a budget by its prices.
     raw
         Write the model's own probabilities to a table, for a decider to calibrate and correct later.
+    keep
+        Columns of a table that are copied to the result, such as the time of each sample.
     skip_broken, allow_links
         Leave out and list images that cannot be read; accept links that leave a folder of images.
     backbone
@@ -84,7 +87,7 @@ def predict(
         The file and the number of samples in it.
     """
     path, kind = Path(out), choose("kind of file", Path(out).suffix.lower(), KINDS)
-    asked = {"utility": utility, "target prior": target_prior, "decider": decider, "raw": raw}
+    asked = {"utility": utility, "target prior": target_prior, "decider": decider, "raw": raw, "keep": keep or None}
     world_size = ranks()[1]
     alone = world_size == 1 or kind == ".parquet"
     expect(alone, f"{world_size} processes write one file together in Parquet alone: choose .parquet")
@@ -92,7 +95,7 @@ def predict(
     tables = f"{given}: for tables, but {path} holds logits; write .parquet or .csv, or decide it with `rfdlc decide`"
     expect(not given or kind != ".npz", tables)
     model = Model.load(run, backbone=backbone, device=local_device())
-    where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links}
+    where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links, "keep": keep}
     try:
         samples = model.open_samples(source, skip_broken=skip_broken, **where)
     except InputError as error:
@@ -108,7 +111,7 @@ def predict(
         counts = np.bincount(chosen, minlength=len(names)).tolist()
         actions = dict(zip(names, counts, strict=True))
         return Predicted(path, len(found), len(samples) - len(found), model.decider.decided_for, actions=actions)
-    table = Table(model, raw, named=samples.named, labelled=samples.labelled)
+    table = Table(model, raw, samples)
     job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint}
     prior = model.decider.decided_prior  # to four digits: an estimated one has the rounding of the device
     job |= {"prior": None if prior is None else [float(f"{share:.4g}") for share in prior]}
@@ -167,7 +170,7 @@ def _own_split(run: Run, source: Sources, root: str | Path | None, split: str | 
 class Table:
     """From samples to the columns of the file."""
 
-    def __init__(self, model: Model, raw: bool, *, named: bool, labelled: bool) -> None:
+    def __init__(self, model: Model, raw: bool, samples: Samples | None = None) -> None:
         import pyarrow
 
         self.model, self.kind = model, RAW if raw else CORRECTED
@@ -181,12 +184,17 @@ class Table:
         given = {"reason": bool((decider.utility.decided_class < 0).any())}
         details = [name for name in DETAILS if given.get(name, decider.sets is not None)]
         check_class_names(classes)
-        known = {"id": named, "target": labelled}
+        known = {"id": samples is not None and samples.named, "target": samples is not None and samples.labelled}
         names = [name for name in ("id", *classes, "target", *DECIDED, *details, KIND) if known.get(name, True)]
         prior = decider.train_prior if raw else decider.decided_prior
         carried = None if prior is None else dict(zip(classes, prior.tolist(), strict=True))
+        kept = {} if samples is None or not len(samples) else samples.columns(range(1))
+        clash = [name for name in kept if name in names and name != "id"]
+        expect(not clash, f"column {listing(clash)} cannot be kept: predictions are written to a column of this name")
+        fields = [(name, pyarrow.string() if name in TEXTS else pyarrow.float32()) for name in names]
+        fields += [(name, cells.type) for name, cells in kept.items() if name not in names]
         self.schema = pyarrow.schema(
-            [(name, pyarrow.string() if name in TEXTS else pyarrow.float32()) for name in names],
+            fields,
             {"rfdlc.scores": json.dumps({"scores": self.kind, "prior": carried}, ensure_ascii=False)},
         )
 
@@ -200,7 +208,8 @@ class Table:
                 broken += piece.broken
                 report(len(piece.split) + len(piece.broken))
                 if predictions is not None:
-                    pieces.append(pyarrow.table(self.columns(predictions), self.schema))
+                    columns = {**piece.columns, **self.columns(predictions)}
+                    pieces.append(pyarrow.table({name: columns[name] for name in self.schema.names}, self.schema))
             yield pyarrow.concat_tables(pieces), broken
 
     def columns(self, found: Predictions) -> dict[str, Any]:
@@ -220,7 +229,7 @@ class Table:
             columns |= {"set": set_texts(members, found.classes), "set_size": members.sum(axis=1).astype(np.float32)}
         if found.targets is not None:
             columns["target"] = found.classes.select(found.targets)
-        return {name: columns[name] for name in self.schema.names}
+        return {name: columns[name] for name in self.schema.names if name in columns}
 
 
 def decide_by(

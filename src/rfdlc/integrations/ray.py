@@ -103,7 +103,7 @@ class PredictBatch:
 
         self.model, self.inputs, self.keep = Model.load(run), inputs, keep
         self.model.decider = self.model.decider.replace(utility=utility)
-        self.table = Table(self.model, raw, named=False, labelled=False)
+        self.table = Table(self.model, raw)
         clash = [name for name in keep if name in self.table.schema.names]
         expect(not clash, f"column {listing(clash)} cannot be kept: predictions are written to a column of this name")
 
@@ -196,7 +196,7 @@ class PredictPart:
         model = Model.load(run)
         model.decider = decider
         self.samples = model.open_samples(source, **where)
-        self.table = Table(model, raw, named=self.samples.named, labelled=self.samples.labelled)
+        self.table = Table(model, raw, self.samples)
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         from pyarrow import concat_tables

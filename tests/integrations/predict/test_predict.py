@@ -549,6 +549,66 @@ def test_tables(patients, tmp_path):
         rfdlc.predict(patients / "run", tmp_path / "wrong.csv", tmp_path / "p.csv")
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_columns_are_kept_by_row(patients, tmp_path, kind):
+    """Also those of one split and in other types; and the result is decided per day, though it has other columns."""
+    import pandas
+
+    rng = np.random.default_rng(1)
+    frame = pandas.DataFrame({"age": rng.normal(50, 10, 60), "colour": rng.choice(["blue", "red"], 60)})
+    frame["patient_id"], frame["split"] = [f"q{i}" for i in range(60)], ["train", "test", "test"] * 20
+    hours = pandas.date_range("2026-10-24 20:00", periods=60, freq="h", tz="Europe/Berlin")  # over the end of summer
+    frame["seen"], frame["bed"] = hours[rng.permutation(60)], rng.integers(0, 9, 60)
+    frame["site"] = pandas.Categorical(rng.choice(["=a", "b"], 60))
+    source, out = tmp_path / "new.parquet", tmp_path / f"p.{kind}"
+    frame.to_parquet(source, row_group_size=7)
+    plain = rfdlc.predict(patients / "run", source, tmp_path / "plain.parquet", split="test").path
+    words = ["predict", patients / "run", source, "--split", "test", "--out", out, "--keep", "seen", "--keep", "site"]
+    done = CliRunner().invoke(app, list(map(str, [*words, "--keep", "bed"])))
+    assert done.exit_code == 0, done.output
+    given = frame[frame["split"] == "test"].reset_index(drop=True)
+    found = pandas.read_csv(out) if kind == "csv" else pandas.read_parquet(out)
+    assert found["id"].tolist() == given["patient_id"].tolist()
+    assert found["bed"].tolist() == given["bed"].tolist()
+    assert found["site"].str.removeprefix("'").tolist() == given["site"].tolist()
+    assert (pandas.to_datetime(found["seen"], utc=True) == given["seen"].dt.tz_convert("UTC")).all()
+    same_scores = rfdlc.Predictions.load(out).scores.values, rfdlc.Predictions.load(plain).scores.values
+    np.testing.assert_allclose(*same_scores, atol=1e-6)
+    decide = ["decide", out, "--abstain", "1.01", "--budget", "3/day", "--time", "seen", "--json"]
+    done = CliRunner().invoke(app, list(map(str, decide)))
+    assert done.exit_code == 0, done.output
+    handed, days = json.loads(done.stdout)["budget"]["handed_over"], given["seen"].dt.strftime("%Y-%m-%d")
+    assert handed == {day: min(3, count) for day, count in days.value_counts().sort_index().items()}
+
+
+def test_columns_of_a_list_of_images_are_kept_without_broken_ones(run, tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(20):
+        Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / f"{i}.png")
+    for i in (0, 7, 13):
+        (tmp_path / f"{i}.png").write_bytes(b"broken")
+    (tmp_path / "list.csv").write_text("path,site\n" + "".join(f"{i}.png,site {i}\n" for i in range(20)))
+    done = rfdlc.predict(run, tmp_path / "list.csv", tmp_path / "p.csv", keep=["site"], skip_broken=True)
+    with done.path.open(newline="") as file:
+        found = [(row["id"], row["site"]) for row in csv.DictReader(file)]
+    assert found == [(f"{i}.png", f"site {i}") for i in range(20) if i not in (0, 7, 13)]
+
+
+def test_columns_that_cannot_be_kept(patients, run, photos, tmp_path):
+    table = patients / "train.csv"
+    for model, source, out, keep, message in (
+        (patients / "run", table, "p.csv", "colours", "there is no column 'colours': expected one of patient_id, age"),
+        (patients / "run", table, "p.csv", "colours", "did you mean 'colour'?"),
+        (patients / "run", table, "p.npz", "colour", "keep: for tables, but"),
+        (run, photos, "p.csv", "site", "is not a table: leave out keep"),
+    ):
+        with pytest.raises(rfdlc.InputError, match=re.escape(message)):
+            rfdlc.predict(model, source, tmp_path / out, keep=[keep])
+    (tmp_path / "new.csv").write_text("age,colour,action\n40,red,call\n")
+    with pytest.raises(rfdlc.InputError, match="column action cannot be kept: predictions are written to a column"):
+        rfdlc.predict(patients / "run", tmp_path / "new.csv", tmp_path / "p.csv", keep=["action"])
+
+
 def test_what_cannot_be_written(run, photos, tmp_path, monkeypatch):
     with pytest.raises(rfdlc.InputError, match=r"expected one of \.npz, \.parquet, \.csv"):
         rfdlc.predict(run, photos, tmp_path / "p.txt")
