@@ -499,6 +499,8 @@ def test_the_mark_goes_with_slices_but_not_with_other_numbers():
         ([0.5, 0.5, -0.1, 0.1], "shares of 0 or more"),
         ([0, 0, 0, 0], "not all 0"),
         ([np.nan, 1, 1, 1], "shares of 0 or more"),
+        ([0.5] * 4, "target_prior sums to 2: expected shares that sum to 1, percentages that sum to 100, or counts"),
+        ({"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.05}, "sums to 0.65"),
         ({"a": 1, "b": 1, "c": 1}, "no share for d"),
         ({"a": 1, "b": 1, "c": 1, "e": 1}, "class 'e' is not a class"),
     ],
@@ -506,6 +508,12 @@ def test_the_mark_goes_with_slices_but_not_with_other_numbers():
 def test_bad_priors(prior, message):
     with pytest.raises(InputError, match=message):
         Decider(Utility.one_hot(list("abcd")), train_prior="uniform", target_prior=prior)
+
+
+@pytest.mark.parametrize("prior", [[20, 30, 0, 50], [0.2, 0.3, 0, 0.5], [2, 3, 0, 5], [0.198, 0.297, 0, 0.495]])
+def test_priors_are_shares_percentages_or_counts(prior):
+    decider = Decider(Utility.one_hot(list("abcd")), train_prior="uniform", target_prior=prior)
+    np.testing.assert_allclose(decider.target_prior, [0.2, 0.3, 0, 0.5])
 
 
 def test_a_class_that_was_never_trained_cannot_be_corrected_for():

@@ -102,9 +102,9 @@ class Decider:
         """
         if changes.get("calibration", self.calibration) != self.calibration:
             changes = {"fitted": None, "joint": None, "calibrated_on": None, **changes}
-        new, old, utility = copy.copy(self), self.utility.classes, changes.pop("utility", None) or self.utility
-        told = f"utility is a {type(utility).__name__}: expected a Utility, such as Utility.read_csv(file)"
-        expect(isinstance(utility, Utility), told)
+        new, old, given = copy.copy(self), self.utility.classes, changes.pop("utility", None)
+        utility = self.utility if given is None else given
+        expect(isinstance(utility, Utility), wording.NOT_A_UTILITY.format(type(utility).__name__))
         if classes is not None or utility is not self.utility:
             changes["utility"] = utility.with_classes(old if classes is None else classes.in_order(old.names))
         for name, value in changes.items():

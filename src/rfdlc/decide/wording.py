@@ -28,6 +28,7 @@ CORRECTED_TWICE = (
     "these probabilities are calibrated and corrected already (their column rfdlc_scores says so), and a second time "
     "would distort them: decide them without --decider, --calibrate and priors, or write raw ones (rfdlc predict --raw)"
 )
+NOT_A_UTILITY = "utility is a {}: expected a Utility, such as Utility.read_csv(file) or Utility(frame)"
 IMPOSSIBLE = (
     "the training prior of {} is 0 but its target prior is not: a class without training samples cannot be corrected "
     "for; give it a positive training prior"

@@ -23,7 +23,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from rfdlc.decide.budgets import budget_of
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.priors import PriorLike, as_prior
+from rfdlc.decide.priors import PriorLike, as_prior, normalised
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.sets import PredictionSets, check_coverage
 from rfdlc.decide.utility import Utility
@@ -31,6 +31,10 @@ from rfdlc.errors import expect, listing
 from rfdlc.integrations.sklearn.scoring import Labels, action_labels, as_labels, as_utility, label_names, named_prior
 
 WEIGHED = 100  # samples from which on several calibrators are weighed: fewer cannot tell which is better
+BUDGET_ENDS = (
+    "the budget was fitted with the previous utility and no longer limits how many samples are handed over: call "
+    "fit_budget(X, y, budget) again, with samples that fit has not seen"
+)
 
 
 class DecidingMixin:
@@ -75,9 +79,14 @@ class DecidingMixin:
         return members
 
     def set_utility(self: Any, utility: Any) -> Any:
-        """Decide for another utility from now on; nothing is fitted again, and a budget, which belongs to it, ends."""
+        """Decide for another utility from now on; nothing is fitted again.
+
+        A budget belongs to its utility: it ends, with a warning, and `fit_budget` fits another.
+        """
         validation.check_is_fitted(self)
         decider = self.decider_.replace(utility=self._read_utility(utility), budget=None)
+        if self.decider_.budget is not None:
+            warnings.warn(BUDGET_ENDS, stacklevel=2)
         self.utility = utility
         return self._decide_with(decider)
 
@@ -232,7 +241,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
     def _new_decider(self, labels: NDArray[Any], encoded: Indices, weights: Floats | None) -> Decider:
         """Not fitted yet; it corrects the prior only if one of the two is not that of the samples."""
         utility = self._name_classes(labels, np.bincount(encoded, minlength=len(labels)))
-        classes, seen = self.named_classes_, np.bincount(encoded, weights, minlength=len(labels))
+        classes, seen = self.named_classes_, normalised(np.bincount(encoded, weights, len(labels)).astype(np.float64))
         carried, wanted = (
             seen if isinstance(prior, str) and prior == "train" else as_prior(named_prior(prior), classes, name)
             for name, prior in (("estimator_prior", self.estimator_prior), ("target_prior", self.target_prior))
