@@ -196,7 +196,7 @@ def test_priors_on_the_command_line(run, folder):
     base = (*base, "cat=0.7,dog=0.2,newt=0.1", "--target-prior")
     uniform = json.loads(run(*base, "uniform")[1])
     by_name = json.loads(run(*base, "cat=1,dog=1,newt=1")[1])
-    (folder / "prior.csv").write_text("class,share\nnewt,0.2\ndog,0.2\ncat,0.2\n")
+    (folder / "prior.csv").write_text("class,share\nnewt,0.333\ndog,0.333\ncat,0.333\n")
     by_file = json.loads(run(*base, "prior.csv")[1])
     assert uniform["target_prior"] == pytest.approx(dict.fromkeys(uniform["target_prior"], 1 / 3))
     assert uniform["decisions"] == by_name["decisions"] == by_file["decisions"]
@@ -208,6 +208,9 @@ def test_priors_on_the_command_line(run, folder):
     for command in ("decide", "evaluate"):
         told = run(command, *base[1:6], *base[7:], "cat=1,dog=6,newt=1")[1]
         assert "class prior dog 75.0%, " in told
+    code, _, told = run(*base, "cat=0.2,dog=0.2,newt=0.2")
+    assert code
+    assert "target_prior sums to 0.6: expected shares that sum to 1" in told
 
 
 def test_a_saved_decider_decides_alike(run, folder):

@@ -280,6 +280,50 @@ def test_absent_classes_are_no_obstacle(kind, balanced):
         assert min(fitted.prior) > 0
 
 
+def without_the_last_class(size=3000):
+    """Logits of five classes, twice too large, and labels without the last; the prior of the other four."""
+    rng, prior = np.random.default_rng(3), np.array([0.5, 0.3, 0.12, 0.07, 0.01])
+    log_p = log_softmax(rng.normal(0, 1.5, (size, 5)) + np.log(prior), axis=1)
+    y = (softmax(log_p, axis=1).cumsum(axis=1) < rng.random((size, 1))).sum(axis=1)
+    kept = y < 4
+    return 2 * log_p[kept], y[kept], np.append(prior[:4] / prior[:4].sum(), 0)
+
+
+@pytest.mark.parametrize("kind", ["temperature", "bias-corrected-temperature", "power-temperature", "matrix-scaling"])
+def test_a_class_without_share_and_samples_takes_no_part(kind):
+    logits, y, prior = without_the_last_class()
+    log_p = log_softmax(logits, axis=1)
+    own = log_p if kind == "matrix-scaling" else log_softmax(logits[:, :4], axis=1)  # only matrices see the scale
+    found = CALIBRATORS[kind].fit(log_p, y, train_prior=prior)
+    alone = CALIBRATORS[kind].fit(own[:, :4], y, train_prior=prior[:4])
+    for each, expected in zip(found.as_affine(), alone.as_affine(), strict=True):
+        kept = np.asarray(each)[(slice(4),) * np.ndim(each)]
+        np.testing.assert_allclose(kept, expected, atol=1e-3)
+    if found.prior is not None:
+        assert found.prior[4] == 0
+        np.testing.assert_allclose(found.prior[:4], alone.prior, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["temperature", "auto"])
+def test_a_decider_warns_of_a_class_without_share_and_calibrates_the_others(kind):
+    logits, y, prior = without_the_last_class()
+    decider = Decider(Utility(np.eye(5)), train_prior=prior, calibration=kind)
+    with pytest.warns(UserWarning, match="held-out samples have none of 4") as told:
+        fitted = decider.fit(logits, y, logits=True)
+    assert len(told) == 1
+    true = softmax(logits / 2, axis=1)  # the last class too: its logit is as much too large
+    assert np.abs(np.asarray(fitted.probabilities(logits, logits=True)) - true).mean() < 0.01
+    with pytest.raises(InputError, match="training prior of 4 is 0"):
+        fitted.replace(target_prior="uniform").decide(logits, logits=True)
+
+
+def test_held_out_samples_of_a_class_without_share_are_fitted_as_they_are():
+    logits, y, prior = without_the_last_class()
+    y = np.where(np.arange(len(y)) < 20, 4, y)
+    found = CALIBRATORS["temperature"].fit(logits, y, train_prior=prior)
+    assert 1.7 < found.temperature < 2.2  # 2 is true, but for the labels that were changed
+
+
 def test_auto_with_one_sample_or_without_weight_is_a_temperature():
     one = Decider(Utility.one_hot(3)).fit([[0.5, 0.3, 0.2]], [0]).fitted
     assert one.losses == {}  # with one candidate, nothing is cross-validated
@@ -455,6 +499,8 @@ def test_the_mark_goes_with_slices_but_not_with_other_numbers():
         ([0.5, 0.5, -0.1, 0.1], "shares of 0 or more"),
         ([0, 0, 0, 0], "not all 0"),
         ([np.nan, 1, 1, 1], "shares of 0 or more"),
+        ([0.5] * 4, "target_prior sums to 2: expected shares that sum to 1, percentages that sum to 100, or counts"),
+        ({"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.05}, "sums to 0.65"),
         ({"a": 1, "b": 1, "c": 1}, "no share for d"),
         ({"a": 1, "b": 1, "c": 1, "e": 1}, "class 'e' is not a class"),
     ],
@@ -462,6 +508,12 @@ def test_the_mark_goes_with_slices_but_not_with_other_numbers():
 def test_bad_priors(prior, message):
     with pytest.raises(InputError, match=message):
         Decider(Utility.one_hot(list("abcd")), train_prior="uniform", target_prior=prior)
+
+
+@pytest.mark.parametrize("prior", [[20, 30, 0, 50], [0.2, 0.3, 0, 0.5], [2, 3, 0, 5], [0.198, 0.297, 0, 0.495]])
+def test_priors_are_shares_percentages_or_counts(prior):
+    decider = Decider(Utility.one_hot(list("abcd")), train_prior="uniform", target_prior=prior)
+    np.testing.assert_allclose(decider.target_prior, [0.2, 0.3, 0, 0.5])
 
 
 def test_a_class_that_was_never_trained_cannot_be_corrected_for():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import softmax
 
-from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
+from rfdlc import Classes, Decider, InputError, Predictions, Utility, compare, evaluate, report
 
 
 @st.composite
@@ -337,6 +337,28 @@ def test_evaluate_takes_a_utility_beside_a_decider():
     beside = evaluate([[0.9, 0.1]], [0], decider, utility=handing_over)
     assert beside.to_dict() == evaluate([[0.9, 0.1]], [0], decider.replace(utility=handing_over)).to_dict()
     assert beside.abstention_rate == 1
+
+
+def test_a_data_frame_is_a_utility_wherever_predictions_are_judged(tmp_path):
+    frame = pandas.DataFrame([[0.0, -4, -1], [-9, 0, -1]], ["ok", "bad"], ["ok", "bad", "review"])
+    p, y = np.array([[0.95, 0.05], [0.6, 0.4], [0.2, 0.8]]), ["ok", "bad", "bad"]
+    utility = Utility(frame)
+    assert evaluate(p, y, utility=frame).to_dict() == evaluate(p, y, utility=utility).to_dict()
+    assert evaluate(p, y, Decider(utility), utility=2 * frame).mean_utility == -2 / 3  # ok, review, bad
+    one, other = (Predictions(probabilities=each, targets=y, classes=["ok", "bad"]) for each in (p, p[:, ::-1]))
+    assert compare(one, other, frame).differences == compare(one, other, utility).differences
+    assert report(one, frame, tmp_path / "r.html").read_text(encoding="utf-8").count("review")
+    for wrong in (frame.to_numpy(), "costs.csv"):
+        with pytest.raises(InputError, match=f"utility is a {type(wrong).__name__}: expected a Utility, such as"):
+            evaluate(p, y, utility=wrong)
+    with pytest.raises(InputError, match=r"utility is a DataFrame: expected a Utility, .* Utility\(frame\)"):
+        Decider(utility).replace(utility=frame)
+
+
+@pytest.mark.parametrize("groups", [[7, 7, 8], ["anna", "anna", "bo"], pandas.Series([7, 7, 8]), 3, [("a", "b", "c")]])
+def test_groups_of_samples_are_not_pairs_of_classes(groups):
+    with pytest.raises(InputError, match=r"pairs \(true, decided\) of classes.*Predictions\(\.\.\., groups=customers"):
+        evaluate([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], [0, 1, 1], groups=groups)
 
 
 def test_a_new_utility_fits_nothing_again():

@@ -293,15 +293,21 @@ class TableEncoder:
     identity: str | None = None  # the column that names rows, if training had one
 
     @classmethod
-    def fit(cls, table: Mapping[str, Cells]) -> "TableEncoder":
+    def fit(cls, table: Mapping[str, Cells], frame: str = "") -> "TableEncoder":
+        """From the cells by column; errors name options, or methods of a `frame` that is given to an estimator."""
         columns = tuple(ColumnCode.fit(name, parse_column(name, cells)) for name, cells in table.items())
         many = {each.name: each.categories for each in columns if len(each.categories) > MOST_CATEGORIES}
         strays = {name: strays_among(own) for name, own in many.items()}
         most = f"too many to be categories (at most {MOST_CATEGORIES})"
         each = [f"column {name!r} has {len(own)} different texts, {most}{strays[name]}" for name, own in many.items()]
-        fix = f"leave out what is not a category ({' '.join(f'--drop {shlex.quote(name)}' for name in many)}; in Python"
-        groups = "" if all(strays.values()) else "; if rows with the same text belong together, name it with --groups"
-        expect(not many, f"{listing(each)}; {fix} drop={[*many]}){groups}")
+        drop, group = (
+            f"{' '.join(f'--drop {shlex.quote(name)}' for name in many)}; in Python drop={[*many]}",
+            "--groups",
+        )
+        if frame:
+            drop, group = f"{frame}.drop(columns={[*many]})", f"fit(..., groups={frame}[{next(iter(many), '')!r}])"
+        belong = "" if all(strays.values()) else f"; if rows with the same text belong together, name it with {group}"
+        expect(not many, f"{listing(each)}; leave out what is not a category ({drop}){belong}")
         return cls(columns)
 
     @property

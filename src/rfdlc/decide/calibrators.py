@@ -313,7 +313,8 @@ class Auto(Calibrator):
             return found
         if known is None and not all(carried):
             return replace(found, prior=held_out.carried(*found.mean))
-        logs = [np.log(np.maximum(each or known, 1e-300)) for each in carried]
+        with np.errstate(divide="ignore"):  # an absent class keeps the share 0
+            logs = np.log([each or known for each in carried])
         prior = softmax(np.average(logs, axis=0, weights=[*shares.values()])[None])[0]
         return replace(found, prior=tuple(prior.tolist()))
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Indices
-from rfdlc.decide.fitting import HeldOut, mapped, raised
+from rfdlc.decide.fitting import NEVER, HeldOut, mapped, raised
 from rfdlc.decide.scores import Floats, log_softmax, softmax
 
 # What `auto` weighs, and the held-out samples below which it is not tried: a polynomial of the number of classes.
@@ -122,5 +122,6 @@ def cross_validated(
             prior = fitted.prior or carried
             if target is not None and prior is not None:
                 scores = scores + np.log(target / np.maximum(prior, 1e-300))
+            scores = np.where(held_out.absent, NEVER, scores)
             losses[name][outside] = -log_softmax(scores)[np.arange(outside.sum()), targets[outside]]
     return losses, weights

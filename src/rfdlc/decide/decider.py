@@ -102,9 +102,9 @@ class Decider:
         """
         if changes.get("calibration", self.calibration) != self.calibration:
             changes = {"fitted": None, "joint": None, "calibrated_on": None, **changes}
-        new, old, utility = copy.copy(self), self.utility.classes, changes.pop("utility", None) or self.utility
-        kind = type(utility).__name__
-        expect(isinstance(utility, Utility), f"utility is a {kind}: expected a Utility, such as Utility.read_csv(file)")
+        new, old, given = copy.copy(self), self.utility.classes, changes.pop("utility", None)
+        utility = self.utility if given is None else given
+        expect(isinstance(utility, Utility), wording.NOT_A_UTILITY.format(type(utility).__name__))
         if classes is not None or utility is not self.utility:
             changes["utility"] = utility.with_classes((classes or old).in_order(old.names), same_actions=True)
         for name, value in changes.items():
@@ -135,11 +135,11 @@ class Decider:
         context["groups"] = checked.groups if groups is None else as_groups(groups, len(y))
         context |= {"target_prior": self.target_prior, "training_counts": None if counts is None else np.array(counts)}
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
-        name, joint = self.calibration, None
-        fitted = None if name is None else CALIBRATORS[name].fit(log_softmax(log_p), y, **context)
-        if len(self.utility.classes) <= CHECKED_CLASSES:
-            drawn = fitted.draws() if fitted else [NoCalibration()]
-            joint = priors.joint_table(drawn[len(drawn) // 2].apply(log_p), y, context["sample_weight"])
+        wording.warn_of_absent(self, log_p, y)
+        fitted = CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context) if self.calibration else None
+        drawn = fitted.draws() if fitted else [NoCalibration()]
+        middle, small = drawn[len(drawn) // 2], len(self.utility.classes) <= CHECKED_CLASSES
+        joint = priors.joint_table(middle.apply(log_p), y, context["sample_weight"]) if small else None
         kept = {"budget": None, "sets": None if isinstance(self.sets, PredictionSets) else self.sets}
         return self.replace(**kept, fitted=fitted, joint=joint, calibrated_on=checked.fingerprints(y, REMEMBERED))
 

@@ -1,7 +1,7 @@
 """evaluate(): every registered metric of a model and its decisions, in one result."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -273,7 +273,7 @@ def evaluate(
         True classes as names or indices, if `scores` has none.
     decider : Decider, optional
         How scores become decisions; by default the most probable class is decided.
-    utility, classes : Utility and Classes, optional
+    utility, classes : Utility or data frame, and Classes, optional
         Replace the utility of `decider`, without fitting again; names and training counts, if `scores` has none.
     logits : bool
         Whether an array or a table holds logits.
@@ -297,7 +297,7 @@ def evaluate(
     expect(bootstrap >= 0, f"bootstrap is {bootstrap}: expected a number of resamples, such as 500, or 0 for none")
     decider = decider_for(decider, utility, None if classes is None else as_classes(classes), scores)
     checked, y = decider.read_labelled(scores, targets, logits)
-    outcomes = replace(observe(checked, y, decider, uncertainty), groups=tuple(groups))
+    outcomes = replace(observe(checked, y, decider, uncertainty), groups=as_pairs(groups))
     if uncertainty == "own":
         own = getattr(scores, "uncertainty", None)
         expect(own is not None, "uncertainty 'own' is not stored in these predictions, as in those of some methods")
@@ -313,10 +313,21 @@ def evaluate(
     return Evaluation(len(y), measure(outcomes), uncertainty, outcomes, (bootstrap, seed), overlap, {}, calibrated)
 
 
-def decider_for(decider: Decider | None, utility: Utility | None, classes: Classes | None, scores: Any) -> Decider:
+def as_pairs(groups: Any) -> tuple[tuple[Any, Any], ...]:
+    """Checked pairs (true, decided) of classes or class groups, of which `evaluate` computes rates."""
+    given = [*groups] if isinstance(groups, Iterable) else [groups]
+    wrong = [pair for pair in given if not isinstance(pair, tuple | list) or len(pair) != 2]
+    problem = f"groups has {len(given)} entries such as {wrong[0]!r}" if wrong else ""
+    fix = "customers or patients, one per sample, belong to the predictions: Predictions(..., groups=customers)"
+    expect(not wrong, f"{problem}: here it names pairs (true, decided) of classes, such as [('ill', 'healthy')]; {fix}")
+    return tuple((true, decided) for true, decided in given)
+
+
+def decider_for(decider: Decider | None, utility: Any, classes: Classes | None, scores: Any) -> Decider:
     """The decider with another utility and classes, if given; or a new one, by default with the classes of `scores`."""
+    utility = Utility(utility) if hasattr(utility, "columns") and hasattr(utility, "index") else utility
     if decider is None:
-        decider = Decider(utility or Utility.one_hot(classes or _classes_of(scores)))
+        decider = Decider(Utility.one_hot(classes or _classes_of(scores)) if utility is None else utility)
     kind = type(decider).__name__
     expect(isinstance(decider, Decider), f"decider is a {kind}: expected a Decider; give a utility as utility=")
     return decider.replace(utility=utility, classes=classes)

@@ -28,6 +28,7 @@ MOST_NEWTON, MOST_ENTRIES = 1000, 250  # parameters, and entries of a matrix, th
 NEWTON_STEPS = 100
 CONVERGED, MOST_DAMPED = 1e-8, 1e6  # in nats; beyond this damping no step gains anything
 MOVED = 0.1  # the least variance of what fitted biases do to a log prior
+NEVER, NO_SHARE = -1e30, 1e-12  # the log probability of an absent class, at any temperature and power; and its share
 MATRIX_STRENGTH = 30.0  # of a Gaussian on each entry of a matrix: there are C of them per class
 
 
@@ -86,25 +87,33 @@ def newton(
 
 
 class HeldOut:
-    """Weighted held-out log probabilities, and the parameters of highest penalised likelihood."""
+    """Weighted held-out log probabilities, and the parameters of highest penalised likelihood.
+
+    A class that is `absent`, with neither samples nor a share of the prior that the scores carry, takes no part.
+    """
 
     def __init__(
         self, log_p: Floats, targets: Indices, sample_weight: Floats | None = None, balanced: bool = False,
         train_prior: Prior | None = None, **_: Any,
     ) -> None:  # fmt: skip
-        self.log_p, self.targets, self.rows = np.asarray(log_p, dtype=np.float64), targets, np.arange(len(targets))
+        self.targets, self.rows = targets, np.arange(len(targets))
         repeats = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         counts = np.bincount(targets, repeats, minlength=log_p.shape[1])
         each = 1 / (np.maximum(counts, 1e-300) * (counts > 0).sum())[targets] if balanced else 1 / repeats.sum()
         self.weights = each * repeats  # sum to one
         self.size = 1 / (repeats @ np.square(np.broadcast_to(each, len(targets))))  # effective sample size
         self.prior: Prior = np.bincount(targets, self.weights, minlength=log_p.shape[1]).astype(np.float64)
-        self.train_prior = train_prior if train_prior is not None and train_prior.all() else None
+        self.absent: NDArray[np.bool_] = (self.prior == 0) & (train_prior is not None and train_prior == 0)
+        self.log_p = np.where(self.absent, NEVER, np.asarray(log_p, dtype=np.float64))
+        carried = None if train_prior is None else np.where(self.absent, NO_SHARE, train_prior)
+        self.train_prior = carried if carried is not None and carried.all() else None
         self._shifted: Floats | None = None
         self.offset = np.zeros(log_p.shape[1])  # from the prior that the scores carry to that of the held-out data
         if train_prior is not None:
             self.prior = shrunk(self.size * self.prior, train_prior)
-            self.offset = np.log(np.maximum(self.prior, 1e-300) / np.maximum(train_prior, 1e-300))
+            # Held-out samples of a class without a share contradict it: the scores are then taken as they are.
+            known = train_prior > 0
+            np.log(np.divide(self.prior, train_prior, where=known, out=np.ones_like(self.prior)), out=self.offset)
 
     def carried(self, weight: Any, bias: Any, power: float = 1.0) -> tuple[float, ...]:
         """The class prior that calibrated probabilities carry, from their mean over the held-out data."""
@@ -120,6 +129,7 @@ class HeldOut:
                 spread = max(0.0, float(precision @ (moved**2 - variance) / precision.sum()))
             spread += MOVED
             mean = self.train_prior * np.exp(moved * spread / (spread + variance))
+        mean = np.where(self.absent, 0, mean)
         return tuple((mean / mean.sum()).tolist())
 
     def reweighted(self, scores: Floats) -> Floats:
@@ -309,7 +319,7 @@ class HeldOut:
     def matrix_and_bias(self) -> tuple[Floats, Floats]:
         """W (C, C) and b (C,), with a ridge penalty on their distance from 1/T and 0."""
         classes, temperature = self.log_p.shape[1], self.temperature()[0]
-        inputs = np.column_stack([self.log_p, np.ones(len(self.rows))])  # the last column stands for b
+        inputs = np.column_stack([np.where(self.absent, 0, self.log_p), np.ones(len(self.rows))])  # the last is for b
         weighted = np.sqrt(self.size * self.weights)[:, None] * inputs
         rest, shape = self.log_p / temperature, (classes, classes + 1)  # W beside b
 

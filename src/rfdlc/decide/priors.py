@@ -30,6 +30,7 @@ BURN_IN, DRAWS, GIBBS_CELLS = 100, 500, 300_000  # of posteriors of the prior
 SIMULATED = 1000  # draws from a prior
 NAMED = ("uniform", "train")
 MOST_SHARES = 12  # in words
+ROUNDED = 0.05  # how far a sum of rounded shares may be from one
 
 
 def as_prior(given: PriorLike, classes: Classes, what: str) -> Prior:
@@ -58,6 +59,9 @@ def as_prior(given: PriorLike, classes: Classes, what: str) -> Prior:
     expect(values.shape == (count,), f"{what} has shape {values.shape}: expected one number per class ({count})")
     right = np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0
     expect(right, f"{what} holds {values.min()} to {values.max()}: expected shares of 0 or more, not all 0")
+    total = float(values.sum())
+    meant = bool((values == np.round(values)).all()) or any(abs(total / whole - 1) <= ROUNDED for whole in (1, 100))
+    expect(meant, f"{what} sums to {total:.4g}: expected shares that sum to 1, percentages that sum to 100, or counts")
     return normalised(values)
 
 

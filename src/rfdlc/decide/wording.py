@@ -8,7 +8,7 @@ import numpy as np
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import in_words, is_uniform
-from rfdlc.decide.scores import CORRECTED, Scores
+from rfdlc.decide.scores import CORRECTED, Floats, Scores, softmax
 from rfdlc.errors import listing
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ENOUGH, LIKELY = 20, 0.6  # samples, and the accuracy of another order of columns, that get a warning
 LOOKED_AT, MOST_ORDERED = 10_000, 1000  # samples for that, and classes: orders are compared in cubic time
+LEAST_SCORED = 1e-6  # the probability from which on a class is one that the model knows
 FAR = 0.2  # total variation between class frequencies and the prior decided for that gets a warning
 TIMES, ERRORS = 3.0, 4.0  # so does a class that is more or less frequent by that factor and so many standard errors
 WEIGHTS = "{} weights for {} particles: expected one per particle, or one particle that combines them"
@@ -27,6 +28,7 @@ CORRECTED_TWICE = (
     "these probabilities are calibrated and corrected already (their column rfdlc_scores says so), and a second time "
     "would distort them: decide them without --decider, --calibrate and priors, or write raw ones (rfdlc predict --raw)"
 )
+NOT_A_UTILITY = "utility is a {}: expected a Utility, such as Utility.read_csv(file) or Utility(frame)"
 IMPOSSIBLE = (
     "the training prior of {} is 0 but its target prior is not: a class without training samples cannot be corrected "
     "for; give it a positive training prior"
@@ -46,6 +48,12 @@ NEEDS_TRAIN_PRIOR = (
 SETS_DROPPED = (
     "{} changed: the sets were fitted to other probabilities and are left out: fit them again (Decider.fit_sets, "
     "--sets with --calibrate FILE)"
+)
+
+ABSENT = (
+    "the held-out samples have none of {}, and the class prior that the scores carry has no share for it: calibration "
+    "leaves it out, and its probability stays about that of the model; hold out samples of it, or give its share "
+    "(train_prior; estimator_prior of a UtilityClassifier)"
 )
 
 
@@ -94,6 +102,16 @@ def warn_of_order(given: Any, scores: Scores, targets: Indices, classes: Classes
             "data frame with the names of classes",
             stacklevel=4,
         )
+
+
+def warn_of_absent(decider: "Decider", log_p: Floats, targets: Indices) -> None:
+    """Warn of classes that scores give a probability, but neither the prior that they carry nor held-out samples."""
+    if decider.train_prior is None or decider.calibration is None:
+        return
+    absent = (decider.train_prior == 0) & (np.bincount(targets, minlength=len(decider.train_prior)) == 0)
+    absent &= decider.target_prior is None or decider.target_prior > 0
+    if absent.any() and (absent := absent & (softmax(log_p).max(axis=0) > LEAST_SCORED)).any():
+        warnings.warn(ABSENT.format(listing(decider.utility.classes.select(np.flatnonzero(absent)))), stacklevel=3)
 
 
 def prior_warning(decider: "Decider", targets: Indices, rare: bool) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 from rfdlc.data.lake import Lake, Unit, predictions_of
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import Evaluation
+from rfdlc.decide.evaluation import Evaluation, as_pairs
 from rfdlc.decide.merging import Sums
 from rfdlc.decide.outcomes import UNCERTAINTIES, observe
 from rfdlc.decide.predictions import encode_targets
@@ -51,7 +51,7 @@ def evaluate_lake(
     lake, classes = source if isinstance(source, Lake) else Lake(source), decider.utility.classes
     missing = [name for name in (*classes.names, TARGET) if name not in lake.names]
     expect(not missing, f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}")
-    _ = [(classes.members(a), decider.utility.deciding(b)) for a, b in groups]  # raises before long work
+    _ = [(classes.members(a), decider.utility.deciding(b)) for a, b in as_pairs(groups)]  # raises before long work
     others = [name for name in (TARGET, KIND) if name in lake.names and name not in classes.names]
     probabilities = uncertainty == "decision-probability"
 

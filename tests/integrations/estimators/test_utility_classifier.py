@@ -182,6 +182,36 @@ class Recording(GaussianNB):
         return super().predict_proba(X)
 
 
+@pytest.mark.parametrize("calibration", ["temperature", "auto"])
+def test_held_out_samples_may_lack_a_class_that_the_fitted_estimator_knows(named, calibration):
+    from sklearn.frozen import FrozenEstimator
+
+    X, y = named
+    fitted, seen = LogisticRegression().fit(X, y), y != "rarest"
+    costs = pd.DataFrame(COSTLY, np.unique(y), np.unique(y))
+    with pytest.warns(UserWarning, match="held-out samples have none of rarest") as told:
+        prefit = UtilityClassifier(fitted, costs, cv="prefit", calibration=calibration).fit(X[seen], y[seen])
+    assert len(told) == 1
+    p, own = prefit.predict_proba(X), fitted.predict_proba(X)
+    assert np.abs(p - own).max() < 0.1  # it is calibrated on its own samples
+    with pytest.warns(UserWarning, match="held-out samples have none of rarest"):
+        frozen = UtilityClassifier(FrozenEstimator(fitted), costs, calibration=calibration).fit(X[seen], y[seen])
+    np.testing.assert_allclose(frozen.predict_proba(X), p)
+
+
+def test_labels_that_differ_from_those_of_a_fitted_estimator_are_named(named):
+    from sklearn.frozen import FrozenEstimator
+
+    X, y = named
+    seen = y != "rarest"
+    less = LogisticRegression().fit(X[seen], y[seen])
+    with pytest.raises(InputError, match=r"\['rarest'\]; the fitted estimator knows \['common', 'rare'\]"):
+        UtilityClassifier(less, cv="prefit").fit(X, y)
+    all_known = make_pipeline(StandardScaler(), FrozenEstimator(LogisticRegression().fit(X, y)))
+    with pytest.raises(InputError, match=r"knows the classes \['rarest'\], of which y has no sample: .*prefit"):
+        UtilityClassifier(all_known).fit(X[seen], y[seen])
+
+
 @pytest.mark.parametrize("cv", ["prefit", 4])
 def test_calibration_knows_the_groups(three, monkeypatch, cv):
     X, y = three

@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -71,4 +72,12 @@ def test_estimators_keep_a_budget():
     share = (model.predict(x[1200:]) == -1).mean()
     assert share == pytest.approx(0.05, abs=0.03)
     assert model.decider_.budget.shares == {"total": 0.05}
-    assert (model.set_utility(utility).predict(x[1200:]) == -1).mean() > 0.3
+    with pytest.warns(
+        UserWarning, match=r"budget was fitted with the previous utility .* call fit_budget\(X, y, budget"
+    ):
+        model.set_utility(utility)
+    assert (model.predict(x[1200:]) == -1).mean() > 0.3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.set_utility(utility)  # there is no budget left to lose
+    assert (model.fit_budget(x[700:1200], y[700:1200], "5%").predict(x[1200:]) == -1).mean() == share

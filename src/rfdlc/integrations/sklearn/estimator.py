@@ -223,13 +223,13 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     def _encoded(self, X: Any, reset: bool) -> NDArray[np.float32] | None:
         """Features of a data frame with texts, dates or missing values, as `rfdlc train` makes them; None of others."""
         if reset:
-            self.encoder_ = TableEncoder.fit(with_items(frame_columns(X))) if _needs_encoding(X) else None
+            self.encoder_ = TableEncoder.fit(with_items(frame_columns(X)), "X") if _needs_encoding(X) else None
         encoder = getattr(self, "encoder_", None)  # pickles of earlier versions have none
         if encoder is None:
             return None
         expect(hasattr(X, "columns"), f"X has no columns: expected {encoder.expected}, as in fit")
         validate_data(self, X, reset=reset, skip_check_array=True)  # the names of columns
-        return np.asarray(encoder.transform(with_items(frame_columns(X))))
+        return np.asarray(check_array(encoder.transform(with_items(frame_columns(X))), dtype=_WIDE, estimator=self))
 
     def _scaling(self, split: Split) -> Normalisation:
         return Normalisation.of_table(split.array, self.encoder_) if self.encoder_ else Normalisation.of(split.array)

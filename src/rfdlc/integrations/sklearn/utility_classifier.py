@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.ensemble import BaggingClassifier
 from sklearn.ensemble._forest import ForestClassifier
+from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import StratifiedGroupKFold, check_cv
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, get_tags, indexable, validation
@@ -22,7 +23,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from rfdlc.decide.budgets import budget_of
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.priors import PriorLike, as_prior
+from rfdlc.decide.priors import PriorLike, as_prior, normalised
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.sets import PredictionSets, check_coverage
 from rfdlc.decide.utility import Utility
@@ -30,6 +31,10 @@ from rfdlc.errors import expect, listing
 from rfdlc.integrations.sklearn.scoring import Labels, action_labels, as_labels, as_utility, label_names, named_prior
 
 WEIGHED = 100  # samples from which on several calibrators are weighed: fewer cannot tell which is better
+BUDGET_ENDS = (
+    "the budget was fitted with the previous utility and no longer limits how many samples are handed over: call "
+    "fit_budget(X, y, budget) again, with samples that fit has not seen"
+)
 
 
 class DecidingMixin:
@@ -74,9 +79,14 @@ class DecidingMixin:
         return members
 
     def set_utility(self: Any, utility: Any) -> Any:
-        """Decide for another utility from now on; nothing is fitted again, and a budget, which belongs to it, ends."""
+        """Decide for another utility from now on; nothing is fitted again.
+
+        A budget belongs to its utility: it ends, with a warning, and `fit_budget` fits another.
+        """
         validation.check_is_fitted(self)
         decider = self.decider_.replace(utility=self._read_utility(utility), budget=None)
+        if self.decider_.budget is not None:
+            warnings.warn(BUDGET_ENDS, stacklevel=2)
         self.utility = utility
         return self._decide_with(decider)
 
@@ -172,13 +182,13 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         prefit = isinstance(self.cv, str) and self.cv == "prefit"
         if prefit:
             validation.check_is_fitted(self.estimator)
-        labels = np.unique(self.estimator.classes_ if prefit else y)
+        labels = self._labels(y, prefit)
         encoded = _encode(y, labels)
         decider = self._new_decider(labels, encoded, weights)
         folds: list[tuple[Any, ...]] = []  # a model, its probabilities (n, C) of held-out samples, their rows
         if self.calibration is not None:
             whole = [(self.estimator, self._probabilities(self.estimator, X), np.arange(len(y)))] if prefit else None
-            folds = whole or list(self._folds(X, y, encoded, weights, groups))
+            folds = whole or list(self._folds(X, y, weights, groups))
             expect(folds, "no sample can be held out for calibration: use fewer folds (cv), or calibration=None")
             scores, held = (np.concatenate([fold[i] for fold in folds]) for i in (1, 2))
             scores, held = scores[np.argsort(held, kind="stable")], np.sort(held)  # whatever the order of the folds
@@ -207,6 +217,14 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
             tags.input_tags, tags.classifier_tags.multi_class = inner.input_tags, inner.classifier_tags.multi_class
         return tags
 
+    def _labels(self, y: NDArray[Any], prefit: bool) -> NDArray[Any]:
+        """Sorted labels: those of y, of a fitted estimator its own, of a frozen one both."""
+        known = np.asarray(self.estimator.classes_) if prefit or isinstance(self.estimator, FrozenEstimator) else y
+        unknown = np.setdiff1d(y, known).tolist() if prefit else []
+        problem = f"y contains previously unseen labels: {unknown}; the fitted estimator knows {known.tolist()}"
+        expect(not unknown, f"{problem}: leave out their samples, or fit with folds (cv=5)")
+        return np.union1d(known, y)
+
     def _probabilities(self, model: Any, X: Any) -> Floats:
         """One column per class of `classes_`, in that order; 0 for a class that the model never saw."""
         found = np.asarray(model.predict_proba(X))
@@ -214,13 +232,16 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
             votes = len(model.estimators_)
             found = (votes * found + 1 / found.shape[1]) / (votes + 1)
         p = np.zeros((len(found), len(self.classes_)), dtype=found.dtype)
+        extra = np.setdiff1d(model.classes_, self.classes_).tolist()
+        problem = f"{type(model).__name__} was fitted before and knows the classes {extra}, of which y has no sample"
+        expect(not extra, f"{problem}: calibrate it as it is with cv='prefit', or a clone that is not fitted")
         p[:, _encode(model.classes_, self.classes_)] = found
         return p
 
     def _new_decider(self, labels: NDArray[Any], encoded: Indices, weights: Floats | None) -> Decider:
         """Not fitted yet; it corrects the prior only if one of the two is not that of the samples."""
         utility = self._name_classes(labels, np.bincount(encoded, minlength=len(labels)))
-        classes, seen = self.named_classes_, np.bincount(encoded, weights, minlength=len(labels))
+        classes, seen = self.named_classes_, normalised(np.bincount(encoded, weights, len(labels)).astype(np.float64))
         carried, wanted = (
             seen if isinstance(prior, str) and prior == "train" else as_prior(named_prior(prior), classes, name)
             for name, prior in (("estimator_prior", self.estimator_prior), ("target_prior", self.target_prior))
@@ -229,14 +250,14 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         calibration = "temperature" if self.calibration == "auto" and len(encoded) < WEIGHED else self.calibration
         return Decider(utility, calibration=calibration, train_prior=carried, target_prior=target)
 
-    def _folds(self, X: Any, y: NDArray[Any], encoded: Indices, weights: Floats | None, groups: Any) -> Iterator[Any]:
+    def _folds(self, X: Any, y: NDArray[Any], weights: Floats | None, groups: Any) -> Iterator[Any]:
         """Models of folds, with their probabilities of the other samples whose classes they have seen."""
         grouped = groups is not None and (self.cv is None or isinstance(self.cv, Integral))
         splitter = StratifiedGroupKFold(self.cv or 5) if grouped else check_cv(self.cv, y, classifier=True)
         for fit_rows, held in splitter.split(X, y, groups):
             weights_here = None if weights is None else weights[fit_rows]
             model = _fitted(self.estimator, _safe_indexing(X, fit_rows), y[fit_rows], weights_here)
-            rows = np.asarray(held)[np.isin(encoded[held], _encode(model.classes_, self.classes_))]
+            rows = np.asarray(held)[np.isin(y[held], model.classes_)]
             if len(rows):
                 yield model, self._probabilities(model, _safe_indexing(X, rows)), rows
 
