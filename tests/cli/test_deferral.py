@@ -117,6 +117,16 @@ def test_suspects_do_not_replace_the_predictions(run, folder):
     assert (folder / "p.csv").read_text().startswith("cat,dog,newt,target")
 
 
+def test_samples_that_were_flagged_before_are_not_forgotten_silently(run, folder):
+    lines = ["id,cat,dog,newt,action,expected_utility,reason,rfdlc_scores"]
+    lines += [f"{i},0.6,0.3,0.1,abstain,0.5,{'unfamiliar' if i < 3 else 'expected-utility'}," for i in range(5)]
+    (folder / "decided.csv").write_text("\n".join(lines))
+    code, _, err = run("decide", "decided.csv", "--abstain", "0.5")
+    assert code == 0
+    told = "decided.csv: 3 samples are marked as unfamiliar and decided like others; to hand them over here, too: "
+    assert told + "`rfdlc predict RUN DATA --raw --keep COLUMN`" in " ".join(err.split())
+
+
 def test_budget_per_day(run, folder):
     test = Predictions.load("test.npz")
     p, days = Decider(Utility.one_hot(NAMES)).probabilities(test), np.arange(400) % 7

@@ -65,6 +65,7 @@ def decide(
     """
     import numpy as np
 
+    from rfdlc.decide.scores import DECIDED
     from rfdlc.table_writing import write_table
 
     limits = per_day(request.budget, time, save_decider)
@@ -78,11 +79,15 @@ def decide(
     check_writable(written, endings=(".csv", ".parquet"))
     check_writable(save_decider)
     check_other(written, path)
+    names = open_table(path).names if is_table(path) else ()
     if limits:
-        known = listing(names := open_table(path).names if is_table(path) else (), 20) or "scores alone"
+        known = listing(names, 20) or "scores alone"
         expect(time in names, f"{path}: no column {time!r}, which --time names; it has {known}")
         request = replace(request, budget=None)
-    predictions, decider = request.prepare(path, columns=[time] if time else ())
+    flags = ["reason"] if {*DECIDED, "reason"} <= {*names} else []  # of `predict --unfamiliar`
+    predictions, decider = request.prepare(path, columns=[*([time] if time else []), *flags])
+    if flags and decider.unfamiliar is None:
+        decisions.warn_of_flags(file, predictions.columns["reason"])
     decider = decider.replace(budget=None) if limits else decider
     daily = rfdlc.PerDay(limits, np.asarray(predictions.columns[time])) if time else None
     found, columns = decider.explain(predictions, batch=daily or True), dict[str, list[Any]]()

@@ -1,5 +1,6 @@
 """What the commands that decide write and say: columns, lines below the tables, and parts of their JSON."""
 
+import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,16 @@ def deferral_lines(decider: "rfdlc.Decider", found: "Explanation", which: str) -
         rates = ", ".join(f"{name} {rate:.1%}" for name, rate in known.rates.items())
         lines.append(f"{count:,} unfamiliar; false alarms among held-out samples: {rates}.")
     return lines
+
+
+def warn_of_flags(file: str, reasons: Any) -> None:
+    """Say that samples which `predict --unfamiliar` has flagged are decided like others."""
+    from rfdlc.decide.rules import UNFAMILIAR
+
+    if count := sum(str(reason) == UNFAMILIAR for reason in reasons):
+        kept = "`rfdlc predict RUN DATA --raw --keep COLUMN`, then `rfdlc decide FILE --decider RUN --unfamiliar SHARE`"
+        told = f"{file}: {counted(count, 'sample')} {are(count)} marked as unfamiliar and decided like others"
+        warnings.warn(f"{told}; to hand them over here, too: {kept}", stacklevel=2)
 
 
 def handed_over_by_day(daily: "rfdlc.PerDay", decider: "rfdlc.Decider", found: "Explanation") -> dict[str, int]:
