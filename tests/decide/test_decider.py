@@ -383,6 +383,12 @@ def test_actions_are_numbered_as_those_of_the_utility_that_was_given():
     assert [given.actions[k] for k in decider.decide(p)] == expected
 
 
+def test_held_out_samples_of_one_class_get_a_warning():
+    z = np.random.default_rng(0).normal(size=(30, 2))
+    with pytest.warns(UserWarning, match="all 30 held-out samples are of class 'ok': calibration takes it for nearly"):
+        Decider(Utility.one_hot(["ok", "ill"])).fit(z, np.zeros(30, dtype=int), logits=True)
+
+
 @pytest.mark.parametrize("kind", ["temperature", "bias-corrected-temperature", None])
 def test_json_round_trip(tmp_path, kind):
     rng = np.random.default_rng(0)

@@ -50,6 +50,9 @@ SETS_DROPPED = (
     "--sets with --calibrate FILE)"
 )
 
+ONE_CLASS = (
+    "calibration takes it for nearly certain in future, too; fit with samples of all classes, or without calibration"
+)
 ABSENT = (
     "the held-out samples have none of {}, and the class prior that the scores carry has no share for it: calibration "
     "leaves it out, and its probability stays about that of the model; hold out samples of it, or give its share "
@@ -106,7 +109,12 @@ def warn_of_order(given: Any, scores: Scores, targets: Indices, classes: Classes
 
 def warn_of_absent(decider: "Decider", log_p: Floats, targets: Indices) -> None:
     """Warn of classes that scores give a probability, but neither the prior that they carry nor held-out samples."""
-    if decider.train_prior is None or decider.calibration is None:
+    if decider.calibration is None:
+        return
+    if len(targets) >= ENOUGH and (targets == targets[0]).all():
+        only = decider.utility.classes.names[targets[0]]
+        warnings.warn(f"all {len(targets):,} held-out samples are of class {only!r}: {ONE_CLASS}", stacklevel=3)
+    if decider.train_prior is None:
         return
     absent = (decider.train_prior == 0) & (np.bincount(targets, minlength=len(decider.train_prior)) == 0)
     absent &= decider.target_prior is None or decider.target_prior > 0
