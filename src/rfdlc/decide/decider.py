@@ -155,9 +155,9 @@ class Decider:
         check_coverage(coverage)
         checked, y = self.read_labelled(scores, targets, logits)
         p = out_of_fold(self, checked, y, folds=5 if self.overlap(checked, y) else 0)
-        prior, classes = self.decided_prior, self.utility.classes
-        options = {"prior": prior, "shifted": priors.unlikely(y, prior), "kind": kind} | options
-        return self.replace(sets=PredictionSets.fit(p, y, classes, coverage=coverage, **options))
+        shifted = self.prior_warning(y, rare=False) or priors.unlikely(y, self.decided_prior, (1 - coverage) / 2)
+        options = {"prior": self.decided_prior, "shifted": bool(shifted), "kind": kind} | options
+        return self.replace(sets=PredictionSets.fit(p, y, self.utility.classes, coverage=coverage, **options))
 
     def decide_sets(self, scores: Any, *, logits: bool = False, seed: int = 0) -> NDArray[np.bool_]:
         """Which classes are in the set of each sample (N, C); `seed` is for randomised sets."""

@@ -166,19 +166,19 @@ def estimate_prior(
     return estimate
 
 
-def unlikely(targets: Indices, prior: Prior | None) -> bool:
-    """Whether class frequencies of samples (N,) can hardly be those of draws from a prior, where that is known.
+def unlikely(targets: Indices, prior: Prior | None, largest: float) -> bool:
+    """Whether class frequencies of samples (N,) can hardly be those of draws from a prior, and can be weighted to it.
 
-    By Pearson's statistic against simulated draws, at a level of 5%.
+    By Pearson's statistic against simulated draws, at a level of 5%. With weights, no sample may have more than the
+    `largest` share: one of a rare class would decide alone.
     """
     if prior is None:
         return False
-    expected = len(targets) * np.maximum(prior, 1e-12)
+    counts, expected = np.bincount(targets, minlength=len(prior)), len(targets) * np.maximum(prior, 1e-12)
     draws = np.random.default_rng(0).multinomial(len(targets), prior, SIMULATED)
-    own, drawn = (
-        np.sum((c - expected) ** 2 / expected, axis=-1) for c in (np.bincount(targets, minlength=len(prior)), draws)
-    )
-    return bool(np.mean(drawn >= own) < 0.05)
+    own, drawn = (np.sum((each - expected) ** 2 / expected, axis=-1) for each in (counts, draws))
+    shares = prior[counts > 0] / counts[counts > 0]
+    return bool(np.mean(drawn >= own) < 0.05 and shares.max() <= largest)
 
 
 def shrunk(counts: Floats, carried: Prior) -> Prior:
