@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rfdlc.data.loader import capture
+from rfdlc.training.networks.fused.stages import kernels
 from rfdlc.training.step import Step
 
 WORTH_CAPTURING, WORTH_FUSING, WORTH_SEARCHING = 200, 2000, 10_000  # steps after which the warm-up of each has paid
@@ -56,6 +57,8 @@ class Execution:
         live = [*step.net.parameters(), *step.net.buffers(), step.total, step.good, *step.state.values()]
         saved = [tensor.detach().clone() for tensor in live]
         try:
+            if step.net.fused and not self.graphs and (fused := kernels()) is not None:
+                fused.compile_together(lambda: step.compute(*static))
             graph, _ = capture(lambda: step.compute(*static), 3, self.pool)  # one replays at a time: they share memory
             self.graphs[shape] = (static, graph)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:

@@ -4,7 +4,8 @@ Every program works on one network. Images lie networks first and channels last,
 pixels is one piece of memory. A kernel is compiled once for all sizes of batch, and starts while the one before ends.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial as bound
 from inspect import signature
 from typing import Any, NamedTuple
@@ -34,8 +35,29 @@ class Kernel:
         names = [name for name in signature(function).parameters if name in SIZES]
         self.compiled = triton.jit(function, do_not_specialize=names)
 
+    noted: dict[Hashable, Callable[[], Any]] | None = None  # what compiles the kernels that are not launched now
+
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        return bound(self.compiled[grid], **({"launch_pdl": True} if OVERLAPPING.value else {}))
+        options = {"launch_pdl": True} if OVERLAPPING.value else {}
+        return bound(self.compiled[grid], **options) if Kernel.noted is None else bound(self._note, grid, **options)
+
+    def _note(self, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+        types = [getattr(value, "dtype", value) for value in given]  # which are enough to compile, and keep no memory
+        known = tuple(value if isinstance(value, torch.dtype) else type(value) for value in types)
+        assert Kernel.noted is not None
+        Kernel.noted[self, known, tuple(options.items())] = bound(self.compiled.warmup, *types, grid=grid, **options)
+
+
+def compile_together(step: Callable[[], Any]) -> None:
+    """Compile the kernels of a step in threads: one after another takes long. What the step computes is undefined."""
+    Kernel.noted, device = {}, torch.cuda.current_device()
+    try:
+        step()
+    finally:
+        noted, Kernel.noted = Kernel.noted, None
+    with ThreadPoolExecutor(initializer=torch.cuda.set_device, initargs=(device,)) as threads:
+        for compiled in [threads.submit(compiling) for compiling in noted.values()]:
+            compiled.result()
 
 
 @triton.jit

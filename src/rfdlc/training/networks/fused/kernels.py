@@ -11,10 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rfdlc.training.networks.fused.convolutions import Kernel, convolve, input_gradient, wait_turn, weight_gradient
+from rfdlc.training.networks.fused.convolutions import (
+    Kernel,
+    compile_together,
+    convolve,
+    input_gradient,
+    wait_turn,
+    weight_gradient,
+)
 from rfdlc.training.networks.stack import EPSILON, MOMENTUM
 
-__all__ = ["convolve", "input_gradient", "weight_gradient"]  # beside what is defined here
+__all__ = ["compile_together", "convolve", "input_gradient", "weight_gradient"]  # beside what is defined here
 
 
 @triton.jit
