@@ -55,6 +55,7 @@ ALL_SAMPLES = {"hold_out": 0, "calibration": "none"}
 LONG_REFIT = {"shared_stages": 2, "epochs": 170, "refit_epochs": 400}
 MORE_HELD_OUT = {"shared_stages": 2, "epochs": 240, "refit_epochs": 400, "hold_out": 0.3}
 LONG_FIRST = {**MORE_HELD_OUT, "epochs": 400, "refit_epochs": 320}
+BOTH_LONG = {"shared_stages": 2, "hold_out": 0.4}
 Row = tuple[str, dict[str, Any]]  # a method, and settings that differ from its own
 CHOICES: dict[str, Row] = {
     "strong": (STRONG, {}),
@@ -92,6 +93,13 @@ CHOICES: dict[str, Row] = {
         for first, second in ((40, 200), (120, 120), (200, 40), (40, 360))
     },
     **{
+        f"short: {shared} shared stages, {epochs} epochs": (
+            "rf-dlc",
+            {**SHORT, **SIX_VIEWS, "shared_stages": shared, "epochs": epochs},
+        )
+        for shared, epochs in ((1, 34), (2, 34), (2, 40))
+    },
+    **{
         f"cutmix={alpha:g} cutout=0": (STRONG, {**ALL_SAMPLES, "mixup": 0, "cutmix": alpha, "cutout": 0})
         for alpha in (0.2, 1)
     },
@@ -114,6 +122,7 @@ MEASURED: dict[str, Row] = {
     "rf-dlc-strong, 8 particles, 2 shared stages, 170 + 400 epochs": (STRONG, {**LONG_REFIT, "particles": 8}),
     "rf-dlc-strong, 2 shared stages, 240 + 400 epochs, 30% held out": (STRONG, MORE_HELD_OUT),
     "rf-dlc-strong, 2 shared stages, 400 + 320 epochs, 30% held out": (STRONG, LONG_FIRST),
+    "rf-dlc-strong, 2 shared stages, 40% held out": (STRONG, BOTH_LONG),
     **{  # from seconds to minutes
         f"{particles} particles, {epochs} epochs": (STRONG, {"particles": particles, "epochs": epochs, "warmup": 5})
         for particles in (1, 3, 8)
@@ -124,6 +133,13 @@ MEASURED: dict[str, Row] = {
         for epochs in (20, 40)
     },
     "short: 3 particles, 34 epochs, light augmentation, six views": ("rf-dlc", {"epochs": 34, **SHORT, **SIX_VIEWS}),
+    **{
+        f"short: 3 particles, 2 shared stages, {epochs} epochs, light augmentation, six views": (
+            "rf-dlc",
+            {"epochs": epochs, "shared_stages": 2, **SHORT, **SIX_VIEWS},
+        )
+        for epochs in (36, 40)
+    },
 }
 METRICS = ("accuracy", "head", "med", "tail", "false_head_rate", "ece", "nll")
 FIELDS = (

@@ -57,7 +57,7 @@ class Execution:
         live = [*step.net.parameters(), *step.net.buffers(), step.total, step.good, *step.state.values()]
         saved = [tensor.detach().clone() for tensor in live]
         try:
-            if step.net.fused and not self.graphs and (fused := kernels()) is not None:
+            if step.net.fused and (fused := kernels()) is not None:
                 fused.compile_together(lambda: step.compute(*static))
             graph, _ = capture(lambda: step.compute(*static), 3, self.pool)  # one replays at a time: they share memory
             self.graphs[shape] = (static, graph)

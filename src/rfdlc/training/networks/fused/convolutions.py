@@ -55,9 +55,12 @@ def compile_together(step: Callable[[], Any]) -> None:
         step()
     finally:
         noted, Kernel.noted = Kernel.noted, None
+
+    def compiled(warmup: Callable[[], Any]) -> None:
+        _ = warmup().run  # which makes what launches it, too
+
     with ThreadPoolExecutor(initializer=torch.cuda.set_device, initargs=(device,)) as threads:
-        for compiled in [threads.submit(compiling) for compiling in noted.values()]:
-            compiled.result()
+        list(threads.map(compiled, noted.values()))
 
 
 @triton.jit
