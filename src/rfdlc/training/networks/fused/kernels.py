@@ -11,14 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rfdlc.training.networks.fused.convolutions import (
-    Kernel,
-    compile_together,
-    convolve,
-    input_gradient,
-    wait_turn,
-    weight_gradient,
-)
+from rfdlc.training.networks.fused.convolutions import convolve, input_gradient, weight_gradient
+from rfdlc.training.networks.fused.launching import Kernel, compile_together, wait_turn
 from rfdlc.training.networks.stack import EPSILON, MOMENTUM
 
 __all__ = ["compile_together", "convolve", "input_gradient", "weight_gradient"]  # beside what is defined here
