@@ -239,7 +239,10 @@ def _checked(piece: Floats, start: int, logits: bool) -> Floats:
         fix = one if piece.shape[2] == 1 else "divide each row by its sum, or set logits (--logits) if these are logits"
         told = f"sums to {total[far[:, rows[0]].argmax(), rows[0]]:.6g}: expected rows that sum to 1"
         raise BrokenRows("", (start + rows).tolist(), f" of the probabilities {told}; {fix}; rows count from 0")
-    warnings.warn("the probabilities are rounded: rows that do not sum to 1 are divided by their sums", stacklevel=1)
+    told = (
+        "rows that do not sum to 1 are divided by their sums, and a 0 counts as impossible: better write more decimals"
+    )
+    warnings.warn(f"the probabilities are rounded: {told}", stacklevel=1)
     return np.asarray(piece / np.where(off > SUM_TOLERANCE, total, total.dtype.type(1))[..., None])
 
 

@@ -162,7 +162,7 @@ class PredictionSets:
         return {name: value for name, value in asdict(self).items() if value is not None or name == "ties"}
 
     def __str__(self) -> str:
-        whose = {"marginal": "", "macro": ", rare classes as often as frequent ones", "class": " of each class"}
+        whose = {"marginal": "", "macro": ", not of each class", "class": " of each class"}
         share = f"{100 * self.coverage:.4g}% of samples{whose[self.kind]}"
         share = share if self.held_out is None else f"{self.held_out:.1%} of held-out samples"
         most = "" if self.max_size is None else f" of at most {self.max_size} classes"

@@ -500,3 +500,19 @@ def test_sets_of_new_samples():
         model.conformalize(X, names, coverage=1.5)
     with pytest.raises(InputError, match="previously unseen labels"):
         model.conformalize(X[:100], np.full(100, "z"))
+
+
+@pytest.mark.parametrize("target", ["train", "uniform"])
+def test_weights_that_move_the_prior_are_told(target: str) -> None:
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], [90, 10])
+    X, balanced = rng.normal(size=(100, 2)) + y[:, None], np.where(y == 1, 9.0, 1.0)
+    model = UtilityClassifier(LogisticRegression(), target_prior=target)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model.fit(X, y, sample_weight=balanced)
+        model.fit(X, y, sample_weight=1 + rng.random(100))
+    told = [str(one.message) for one in found if "class prior" in str(one.message)]
+    assert told == (["sample_weight changes the class prior that is decided for: 0 has 50.0% instead of 90.0%; give "
+                     "target_prior as shares to decide for other frequencies, such as those of y"]
+                    if target == "train" else [])  # fmt: skip

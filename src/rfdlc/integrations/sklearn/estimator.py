@@ -209,7 +209,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
             self.offset_ = _offsets(X)
         group_of = None if groups is None else np.asarray(groups)
         check_consistent_length(X, y, group_of)
-        weights = as_sample_weight(sample_weight, X)
+        weights = as_sample_weight(sample_weight, X, y, self.target_prior)
         rows: Any = slice(None)
         if weights is not None:
             rows = np.flatnonzero(weights)

@@ -30,6 +30,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect, listing
 from rfdlc.integrations.sklearn.scoring import Labels, action_labels, as_labels, as_utility, label_names, named_prior
 
+UNEVEN = 3  # times the least mean weight of a class, from which on weights change the prior noticeably
 WEIGHED = 100  # samples from which on several calibrators are weighed: fewer cannot tell which is better
 BUDGET_ENDS = (
     "the budget was fitted with the previous utility and no longer limits how many samples are handed over: call "
@@ -178,7 +179,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         y = validation.check_array(validation.column_or_1d(y, warn=True), ensure_2d=False, dtype=None, input_name="y")
         check_classification_targets(y)
         X, y, groups = indexable(X, y, groups)
-        weights = as_sample_weight(sample_weight, X)
+        weights = as_sample_weight(sample_weight, X, y, self.target_prior)
         prefit = isinstance(self.cv, str) and self.cv == "prefit"
         if prefit:
             validation.check_is_fitted(self.estimator)
@@ -280,11 +281,19 @@ def _encode(y: NDArray[Any], classes: NDArray[Any]) -> Indices:
     return np.searchsorted(classes, y)
 
 
-def as_sample_weight(given: ArrayLike | None, samples: Any) -> Any:
-    """One weight per sample (N,), 0 or more and not all 0; None for None."""
+def as_sample_weight(given: ArrayLike | None, samples: Any, y: NDArray[Any], target_prior: PriorLike) -> Any:
+    """One weight per sample (N,), 0 or more and not all 0; None for None. Warns where they change the prior."""
     if given is None:
         return None
     weights = validation._check_sample_weight(given, samples, dtype=np.float64)
     expect((weights >= 0).all(), "Negative values in data passed to `sample_weight`")
     expect(weights.any(), "Sample weights must contain at least one non-zero number.")
+    labels, each = np.unique(y, return_inverse=True)
+    plain, weighted = (normalised(np.bincount(each, own).astype(np.float64)) for own in (None, weights))
+    moved = np.divide(weighted, plain)
+    if isinstance(target_prior, str) and target_prior == "train" and moved.max() > UNEVEN * moved.min():
+        most = int(np.argmax(np.abs(weighted - plain)))
+        shares = f"{labels[most]!s} has {weighted[most]:.1%} instead of {plain[most]:.1%}"
+        fix = "give target_prior as shares to decide for other frequencies, such as those of y"
+        warnings.warn(f"sample_weight changes the class prior that is decided for: {shares}; {fix}", stacklevel=3)
     return weights
