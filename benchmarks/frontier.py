@@ -84,6 +84,7 @@ CHOICES: dict[str, Row] = {
     "schedule=step autoaugment": (STRONG, {"schedule": "step", "decay": 0.1, "augment": "autoaugment"}),
     "all samples": (STRONG, ALL_SAMPLES),
     "warm refit": (STRONG, {"refit": True, "warm_refit": True}),  # beside "all samples", which is what a refit trains
+    "refit after three folds": (STRONG, {"refit": True, "calibration_folds": 3}),
     "test_shift=0": (STRONG, {"test_shift": 0}),
     **{
         f"warm refit, {first} + {second} epochs": (
