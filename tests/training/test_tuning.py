@@ -13,12 +13,12 @@ from rfdlc.progress import shown
 from rfdlc.training import measuring, trainer
 from rfdlc.training.methods import resolve
 from rfdlc.training.run import Run
-from rfdlc.training.trial_losses import TrialLosses, balanced_losses, standard_errors
 from rfdlc.training.trial_plan import TrialPlan
 from rfdlc.training.tuning import planning, trying
 from rfdlc.training.tuning.candidates import PLAIN, trial_of
 from rfdlc.training.tuning.choosing import best_first, choose_settings
 from rfdlc.training.tuning.planning import STRONGER
+from rfdlc.training.tuning.trying import TrialLosses, balanced_losses, standard_errors
 
 SMALL = {"widths": 32, "particles": 4, "batch_size": 32, "learning_rate": 0.05, "head": "linear", "shared_stages": 0}
 
@@ -102,6 +102,22 @@ def test_interrupted_trials_continue_and_choose_the_same(tmp_path, monkeypatch):
     assert again.config == undisturbed.config
     for one, two in zip(again.net.state_dict().values(), undisturbed.net.state_dict().values(), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("more", [{}, {"measured": 8.0, "seconds": [], "trainings": {"refit": True}}])
+def test_a_plan_is_written_as_it_was_read(more):
+    """Also one whose later rungs are still to be tried."""
+    tried = {"epochs": 4, "trials": [{"augment": "none"}], "losses": [None], "errors": [0.0]}
+    plan = {"epochs": 9, "seconds_per_epoch": None, "rungs": [tried, {"epochs": 4, "varies": True}], "candidates": []}
+    assert TrialPlan.read(plan | more, "here").to_dict() == plan | more
+
+
+def test_a_damaged_plan_is_named(tmp_path):
+    model = tuned(tmp_path / "run", places(100), epochs=2, tune="off", budget=0)
+    for damaged in ({"epochs": 2}, {"epochs": "many", "rungs": []}, {"epochs": 2, "rungs": [{"trials": 1}]}):
+        (model.path / "tuning.json").write_text(json.dumps(damaged))
+        with pytest.raises(InputError, match=r"tuning.json is damaged \((rungs|epochs)"):
+            rfdlc.Model.load(model.path)
 
 
 def test_settings_of_the_user_stay(tmp_path):

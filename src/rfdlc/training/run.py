@@ -150,7 +150,8 @@ class Run:
     @property
     def tuning(self) -> TrialPlan | None:
         """Trials before the training, and what they chose; None where there are none."""
-        return TrialPlan(**self.read_json(TUNING)) if (self.path / TUNING).exists() else None
+        path = self.path / TUNING
+        return TrialPlan.read(self.read_json(TUNING), path) if path.exists() else None
 
     @property
     def chosen(self) -> Settings:
@@ -209,8 +210,7 @@ class Run:
             try:
                 with _readable(path, "a checkpoint"):
                     tensors, meta = read_weights(path)
-                    named = [{k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES]
-                    net, state = named
+                    net, state = ({k[len(p) :]: v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES)
                     return Checkpoint(int(meta["phase"]), int(meta["epoch"]), net, state, parse_json(meta["history"]))
             except InputError as error:
                 if path == paths[-1]:

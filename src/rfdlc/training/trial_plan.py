@@ -3,7 +3,9 @@
 import math
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+
+from rfdlc.errors import InputError, listing
 
 TUNING = "tuning.json"
 
@@ -39,6 +41,15 @@ class TrialPlan(BaseModel):
     measured: float = 0.0  # seconds that measuring took
     seconds: list[float] = []  # that rungs took
     chosen: Settings = {}  # at the end of all trials
+
+    @classmethod
+    def read(cls, table: dict[str, Any], where: object) -> "TrialPlan":
+        """What `to_dict` gave; raises InputError for anything else."""
+        try:
+            return cls.model_validate(table)
+        except ValidationError as error:
+            places = listing(".".join(map(str, each["loc"])) for each in error.errors())
+            raise InputError(f"{where} is damaged ({places}): remove the run folder, and train again") from None
 
     @property
     def tried(self) -> list[Rung]:

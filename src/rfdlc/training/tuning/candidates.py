@@ -10,17 +10,11 @@ from rfdlc.training.trainer import Trainer
 from rfdlc.training.trial_plan import Settings
 
 MOST_TRIALS = 8  # of tune=auto
-# In the order in which they are tried where there is no time for all of them.
+# Augmentation and mixup, in the order in which they are tried where there is no time for all of them.
 AUGMENTED = (
-    ("crop", 0.0),
-    ("none", 0.0),
-    ("crop-flip", 0.0),
-    ("crop-flip", 0.4),  # of mixup, where the preset has none
-    ("randaugment", 0.0),
-    ("crop-randaugment", 0.0),
-    ("crop", 0.4),
-    ("randaugment", 0.4),
-)
+    ("crop", 0.0), ("none", 0.0), ("crop-flip", 0.0), ("crop-flip", 0.4), ("randaugment", 0.0),
+    ("crop-randaugment", 0.0), ("crop", 0.4), ("randaugment", 0.4),
+)  # fmt: skip
 PLAIN: Settings = {"prior_tau": "", "head": "linear"}  # cross-entropy: the prior is divided out afterwards
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
 OTHER_HEAD = {"cosine": "linear", "linear": "cosine"}
