@@ -56,4 +56,5 @@ class TrialPlan(BaseModel):
         return [rung for rung in self.rungs if rung.losses]
 
     def to_dict(self) -> dict[str, Any]:
-        return self.model_dump(exclude_unset=True)
+        """As tuning.json has it: what is not known yet, and settings that nothing changes, are left out."""
+        return {name: value for name, value in self.model_dump(exclude_unset=True).items() if value != {}}

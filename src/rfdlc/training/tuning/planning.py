@@ -2,7 +2,7 @@
 
 import math
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rfdlc.progress import announce, live
 from rfdlc.training import measuring
@@ -47,8 +47,7 @@ def plan_trials(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> T
     plan = _with_share(trainer, run, candidates, speed, SHARE if candidates else 0.0)
     if candidates and not plan.rungs:  # trials that cannot be afforded leave their time to epochs
         plan = _with_share(trainer, run, candidates, speed, 0.0)
-    if network:
-        plan.network = network
+    plan.network = network
     spent = plan.epochs * (1 + ("warm_refit" in plan.trainings))  # on each network
     if run.method.mixes and spent >= max(LONG_EPOCHS, LONG_STEPS / steps_per_epoch(trainer, run)):
         plan.stronger = {name: value for name, value in STRONGER.items() if name not in run.given}
@@ -104,10 +103,8 @@ def _with_share(trainer: Trainer, run: Run, candidates: list[Settings], speed: S
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     varied = len(variations(trainer, run)) / 2  # in rungs: they train as long as its last two
     count, rungs = _rungs(len(candidates), work, least, varied, length)
-    plan = TrialPlan(epochs=length, seconds_per_epoch=speed.seconds or None, rungs=rungs, candidates=candidates[:count])
-    if trainings:
-        plan.trainings = trainings
-    return plan
+    known: dict[str, Any] = {"rungs": rungs, "candidates": candidates[:count], "trainings": trainings}
+    return TrialPlan(epochs=length, seconds_per_epoch=speed.seconds or None, **known)
 
 
 def _rungs(candidates: int, work: float, least: int, varied: float, length: int) -> tuple[int, list[Rung]]:
