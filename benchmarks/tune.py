@@ -29,7 +29,10 @@ import torch
 
 import rfdlc
 from recording import RESULTS, append, commit, hardware, in_parallel, versions
-from rfdlc.training import tuning
+from rfdlc.training.tuning import tune
+from rfdlc.training.tuning.candidates import AUGMENTED, trial_of
+from rfdlc.training.tuning.planning import LONGEST, SHARE, STRONGER
+from rfdlc.training.tuning.trying import held_out_losses
 
 COMMON: dict[str, Any] = {"preset": "images", "target_prior": "uniform"}
 FIELDS = (
@@ -43,7 +46,7 @@ LOSSES = ("data", "seed", "epochs", "settings", "loss", "error", "hardware", "ve
 def fixed_rows(names: str = "") -> dict[str, tuple[str, dict[str, Any]]]:
     """Name, method and settings of what `tune` is compared with, of those with one of the names in it."""
     ours: dict[str, tuple[str, dict[str, Any]]]
-    ours = {f"{own['augment']}, mixup {own['mixup']:g}": ("rf-dlc", dict(own)) for own in tuning.AUGMENTED}
+    ours = {f"{name}, mixup {mixup:g}": ("rf-dlc", {"augment": name, "mixup": mixup}) for name, mixup in AUGMENTED}
     ours |= {"rf-dlc-strong": ("rf-dlc-strong", {})}
     ours |= {f"cross-entropy, {name}": ("ce", {"augment": name}) for name in ("none", "crop", "crop-flip")}
     return {row: own for row, own in ours.items() if any(name in row for name in names.split("|"))}
@@ -53,7 +56,7 @@ def tuned(source: str, root: str | None, budget: str, seed: int, more: dict[str,
     """The row of `tune`, and the settings with which the others train as long."""
     data = rfdlc.load(source, root=root)
     common = {**COMMON, **more, "seed": seed}
-    spent, tune = [], tuning.tune
+    spent = []
 
     def timed(*given: Any) -> None:
         began = time.perf_counter()
@@ -71,7 +74,7 @@ def tuned(source: str, root: str | None, budget: str, seed: int, more: dict[str,
         row = {"data": data.name, "budget": budget, "seed": seed, "row": "tune", "epochs": model.config.epochs}
         row |= {"seconds": f"{seconds:.1f}", "share": f"{spent[0] / model.config.budget:.2f}"}
         row |= {"chosen": " ".join(f"{name}={value}" for name, value in chosen["chosen"].items())}
-        length = round((1 + tuning.SHARE) * chosen["epochs"])
+        length = round((1 + SHARE) * chosen["epochs"])
         alike = {**common, "epochs": length, "tune": "off", **chosen.get("trainings", {})}  # as a budget gives them
         return row | scores(Path(folder, "tune")), alike
 
@@ -101,7 +104,7 @@ def losses(source: str, root: str | None, seed: int, lengths: list[int], more: d
     plain = [{"augment": "crop-flip", "mixup": 0.4}] + [
         {"augment": "randaugment", "mixup": own} for own in (0, 0.1, 0.4)
     ]
-    added = [{"weight_decay": 1e-3}, tuning.STRONGER, {**tuning.STRONGER, "mixup": 0}]
+    added = [{"weight_decay": 1e-3}, STRONGER, {**STRONGER, "mixup": 0}]
     tried: list[dict[str, Any]] = plain + [{"augment": "randaugment", "mixup": 0.1, **own} for own in added]
     rows = list[dict[str, Any]]()
 
@@ -109,7 +112,7 @@ def losses(source: str, root: str | None, seed: int, lengths: list[int], more: d
 
     def measured(trainer: Any, run: Any) -> None:
         for length in lengths:
-            found = tuning._losses(trainer, [tuning._trial(run, length, own) for own in tried], math.inf)
+            found = held_out_losses(trainer, [trial_of(run, length, own) for own in tried], math.inf)
             for own, loss, error in zip(tried, *found, strict=True):
                 settings = " ".join(f"{name}={value:g}" if name != "augment" else value for name, value in own.items())
                 rows.append({"epochs": length, "settings": settings, "loss": f"{loss:.4f}", "error": f"{error:.4f}"})
@@ -124,7 +127,7 @@ def losses(source: str, root: str | None, seed: int, lengths: list[int], more: d
 
 def once(settings: dict[str, Any]) -> dict[str, Any]:
     """As many epochs in one training, as steps of the rate have it with a budget."""
-    most = round((1 + tuning.SHARE) * tuning.LONGEST * 100)  # the preset has 100 epochs
+    most = round((1 + SHARE) * LONGEST * 100)  # the preset has 100 epochs
     return {**settings, "refit": False, "warm_refit": False, "epochs": min(most, 2 * settings["epochs"])}
 
 

@@ -24,7 +24,7 @@ MAY_IMPORT = {
 SHARED = {"dates", "errors", "files", "progress", "style", "table_writing", "tables"}
 # The order inside `training`: a module imports only modules and packages of earlier rows.
 ORDER_OF_TRAINING = (
-    {"distributed", "hub", "trial_losses"},
+    {"distributed", "hub", "trial_plan"},
     {"networks"},
     {"losses", "optimisation", "embedding", "sharding", "skewed"},
     {"config"},
@@ -43,7 +43,7 @@ ORDER_OF_TRAINING = (
     {"searching"},
     {"sweep"},
 )
-MOST_LINES, MOST_FILES, LONGEST_FILE = 32_950, 170, 400
+MOST_LINES, MOST_FILES, LONGEST_FILE = 33_184, 170, 400
 # Modules that implement one interface several times, and commands, which are named after the functions that they call.
 SAME_INTERFACE = ("cli/", "data/sources/", "integrations/ray.py", "training/networks/fused/")
 OUR_OLD_WORDS = re.compile(

@@ -25,7 +25,7 @@ def simulated_steps(monkeypatch):
 
     Budgets are then measured on this clock, and nothing is trained.
     """
-    from rfdlc.training import measuring, tuning
+    from rfdlc.training import measuring
 
     def simulate(clock, seconds_of, note):
         def steps(net, stages, state, show):
@@ -37,6 +37,6 @@ def simulated_steps(monkeypatch):
 
         monkeypatch.setattr(measuring, "epochs", steps)
         monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
-        monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
+        monkeypatch.setattr("time.perf_counter", lambda: clock[0])
 
     return simulate

@@ -9,10 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import rfdlc
 from rfdlc.progress import shown
-from rfdlc.training import measuring, tuning
+from rfdlc.training import measuring
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import method_net
 from rfdlc.training.run import Run
+from rfdlc.training.tuning import planning
 
 SPEED = 2e9  # multiply-adds of one image per second, of the clock below
 SIDE = 80
@@ -112,7 +113,7 @@ def test_a_size_of_the_data_that_is_given_stays(tmp_path, clock):
 
 
 def test_a_model_of_smaller_images_predicts_from_the_large_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 1.0)
+    monkeypatch.setattr(planning, "seconds_per_epoch", lambda trainer, runs, most, show: 1.0)
     monkeypatch.setattr(measuring, "seconds_per_epoch", lambda trainer, runs, most, show: 1.0)
     model = trained(tmp_path / "run", 2)
     assert (model.config.backbone, model.config.image_size) == ("cnn", 32)

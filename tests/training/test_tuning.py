@@ -10,10 +10,15 @@ import torch
 import rfdlc
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
-from rfdlc.training import measuring, trainer, tuning
+from rfdlc.training import measuring, trainer
 from rfdlc.training.methods import resolve
 from rfdlc.training.run import Run
-from rfdlc.training.trial_losses import TrialLosses, balanced_losses, standard_errors
+from rfdlc.training.trial_plan import TrialPlan
+from rfdlc.training.tuning import planning, trying
+from rfdlc.training.tuning.candidates import PLAIN, trial_of
+from rfdlc.training.tuning.choosing import best_first, choose_settings
+from rfdlc.training.tuning.planning import STRONGER
+from rfdlc.training.tuning.trying import TrialLosses, balanced_losses, standard_errors
 
 SMALL = {"widths": 32, "particles": 4, "batch_size": 32, "learning_rate": 0.05, "head": "linear", "shared_stages": 0}
 
@@ -43,8 +48,16 @@ def tuned(path, data, **settings):
 
 
 def certain(losses):
-    """In place of `_losses`: the losses of a function of the trials, without standard errors."""
+    """In place of `held_out_losses`: the losses of a function of the trials, without standard errors."""
     return lambda trainer, trials, until, later: (losses(trials), [0.0] * len(trials))
+
+
+def best(plan):
+    return best_first(TrialPlan(**plan))
+
+
+def chosen_of(plan):
+    return choose_settings(TrialPlan(**plan))
 
 
 def read(path):
@@ -53,7 +66,7 @@ def read(path):
 
 def test_flips_are_not_chosen_where_they_turn_one_class_into_another(tmp_path):
     model, plan = tuned(tmp_path / "run", arrows(300)), read(tmp_path / "run")
-    first = {own["augment"]: loss for own, loss in tuning._pairs(plan["rungs"][0])}
+    first = {own["augment"]: loss for own, loss in TrialPlan(**plan).rungs[0].pairs}
     assert first["crop-flip"] > first["crop"] + 0.1
     assert model.config.augment in ("none", "crop", "crop-randaugment")
     assert model.config.augment == plan["chosen"]["augment"]
@@ -71,7 +84,7 @@ def test_no_augmentation_is_chosen_where_places_matter(tmp_path):
 def test_interrupted_trials_continue_and_choose_the_same(tmp_path, monkeypatch):
     data = rfdlc.load(places(300))
     undisturbed = tuned(tmp_path / "one", data, epochs=20)
-    losses, calls = tuning._losses, []
+    losses, calls = trying.held_out_losses, []
 
     def interrupted(trainer, trials, *given):
         calls.append(len(trials))
@@ -79,7 +92,7 @@ def test_interrupted_trials_continue_and_choose_the_same(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return losses(trainer, trials, *given)
 
-    monkeypatch.setattr(tuning, "_losses", interrupted)
+    monkeypatch.setattr(trying, "held_out_losses", interrupted)
     with pytest.raises(KeyboardInterrupt, match="rfdlc resume"):
         tuned(tmp_path / "two", data, epochs=20)
     assert [len(rung.get("losses", ())) for rung in read(tmp_path / "two")["rungs"][:2]] == [calls[0], 0]
@@ -89,6 +102,22 @@ def test_interrupted_trials_continue_and_choose_the_same(tmp_path, monkeypatch):
     assert again.config == undisturbed.config
     for one, two in zip(again.net.state_dict().values(), undisturbed.net.state_dict().values(), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("more", [{}, {"measured": 8.0, "seconds": [], "trainings": {"refit": True}}])
+def test_a_plan_is_written_as_it_was_read(more):
+    """Also one whose later rungs are still to be tried."""
+    tried = {"epochs": 4, "trials": [{"augment": "none"}], "losses": [None], "errors": [0.0]}
+    plan = {"epochs": 9, "seconds_per_epoch": None, "rungs": [tried, {"epochs": 4, "varies": True}], "candidates": []}
+    assert TrialPlan.read(plan | more, "here").to_dict() == plan | more
+
+
+def test_a_damaged_plan_is_named(tmp_path):
+    model = tuned(tmp_path / "run", places(100), epochs=2, tune="off", budget=0)
+    for damaged in ({"epochs": 2}, {"epochs": "many", "rungs": []}, {"epochs": 2, "rungs": [{"trials": 1}]}):
+        (model.path / "tuning.json").write_text(json.dumps(damaged))
+        with pytest.raises(InputError, match=r"tuning.json is damaged \((rungs|epochs)"):
+            rfdlc.Model.load(model.path)
 
 
 def test_settings_of_the_user_stay(tmp_path):
@@ -101,7 +130,7 @@ def test_settings_of_the_user_stay(tmp_path):
 
 def test_epochs_of_the_user_stay(tmp_path, monkeypatch):
     """Also where more epochs raise the loss; those of a preset do not."""
-    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [float(trial.epochs) for trial in trials]))
+    monkeypatch.setattr(trying, "held_out_losses", certain(lambda trials: [float(trial.epochs) for trial in trials]))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     run = tuned(tmp_path / "given", places(200), epochs=100)
     assert (run.config.epochs, Run(tmp_path / "given").config.epochs) == (100, 100)
@@ -112,7 +141,7 @@ def test_epochs_of_the_user_stay(tmp_path, monkeypatch):
 @pytest.mark.parametrize("length", [3, 15, 40, 200])
 @pytest.mark.parametrize("more", [{}, {"particles": 1}, {"refit": True}, {"tune": 2}])
 def test_trials_cost_at_most_the_share(tmp_path, monkeypatch, length, more):
-    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
+    monkeypatch.setattr(trying, "held_out_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     tuned(tmp_path / "run", places(300), epochs=length, **more)
     plan, config = read(tmp_path / "run"), {**SMALL, "refit": False, **more}
@@ -125,7 +154,7 @@ def test_trials_cost_at_most_the_share(tmp_path, monkeypatch, length, more):
 
 
 def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.51 * len(runs))
+    monkeypatch.setattr(planning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.51 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     for budget, expected in (("60s", 52), ("1m", 52), (2, 1), (1.5, 1), (1, 1), ("1h", 4 * 40)):
         path = tmp_path / f"run-{budget}"
@@ -138,9 +167,9 @@ def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
 
 
 def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.5 * len(runs))
+    monkeypatch.setattr(planning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.5 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
     for budget, told in ((4, True), (60, False)):
         with shown():
             tuned(tmp_path / f"run-{budget}", places(200), budget=budget, tune="off")
@@ -157,9 +186,9 @@ def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
 
 
 def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.1 * len(runs))
+    monkeypatch.setattr(planning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.1 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
     folds, none = {"refit": True, "calibration_folds": 3}, {}
     warm = {"refit": True, "warm_refit": True, "hold_out": 0.2}
     for number, (budget, more, length, chosen) in enumerate(
@@ -189,7 +218,7 @@ def test_epochs_that_take_longer_than_measured_leave_fewer_for_the_refit_and_the
     tmp_path, monkeypatch, capsys, slower, expected
 ):
     """36 seconds for twice 36 epochs of 0.45 s, as measured."""
-    monkeypatch.setattr(tuning, "_measured", lambda *given: (0.45, 1.0, 0.0))
+    monkeypatch.setattr(planning, "_measured", lambda *given: planning.Speed(0.45, 1.0, 0.0))
     rows = trainer.Trainer._history_row
     monkeypatch.setattr(trainer.Trainer, "_history_row", lambda *given: {**rows(*given), "seconds": 0.45 * slower})
     with shown():
@@ -205,11 +234,11 @@ def test_epochs_that_take_longer_than_measured_leave_fewer_for_the_refit_and_the
 
 
 def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.1 * len(runs))
+    monkeypatch.setattr(planning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.1 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     now = iter(np.arange(0, 10_000, 5.0))
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(now)))  # every rung takes 5 s
-    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(now)))  # every rung takes 5 s
+    monkeypatch.setattr(trying, "held_out_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
     for budget, expected in ((80, 3), (60, 2), (30, 1)):  # of 18 seconds, measuring takes 5 and two rungs 10
         run = tuned(tmp_path / f"run-{budget}", places(300), budget=budget, epochs=100)
         plan = read(tmp_path / f"run-{budget}")
@@ -233,7 +262,7 @@ def slow(simulated_steps):
 
 def test_without_a_budget_the_time_is_said_before_the_trials(tmp_path, slow, monkeypatch, capsys):
     """Steps of 4 s, 6 of an epoch: 100 epochs, and 30% for trials."""
-    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [1.0] * len(trials)))
+    monkeypatch.setattr(trying, "held_out_losses", certain(lambda trials: [1.0] * len(trials)))
     data = rfdlc.load({"train": places(192), "val": places(50), "test": places(50)})
     with shown():
         tuned(tmp_path / "run", data, epochs=100, tune="auto")
@@ -269,7 +298,7 @@ def test_one_step_is_measured_however_long_it_takes(tmp_path, slow):
 
 
 def test_trials_are_measured_where_their_steps_are_quick(tmp_path, slow, monkeypatch):
-    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
+    monkeypatch.setattr(trying, "held_out_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
     slow[0][1] = 0.1
     run = tuned(tmp_path / "run", places(200), budget=600, epochs=100)
     plan = read(tmp_path / "run")
@@ -282,10 +311,10 @@ def test_trials_are_measured_where_their_steps_are_quick(tmp_path, slow, monkeyp
 
 def test_a_rung_that_runs_out_of_time_is_stopped_and_left_out(tmp_path, monkeypatch):
     """Trials of 1,000 steps of 0.1 s in a budget of 60 s, whatever was measured before."""
-    monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.001 * len(runs))
+    monkeypatch.setattr(planning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.001 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     clock = [0.0]
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
 
     def steps(net, stages, start, show, later):
         for _ in range(1000):
@@ -293,7 +322,7 @@ def test_a_rung_that_runs_out_of_time_is_stopped_and_left_out(tmp_path, monkeypa
             show(1, "")
             yield
 
-    monkeypatch.setattr(tuning, "epochs", steps)
+    monkeypatch.setattr(trying, "epochs", steps)
     run, plan = tuned(tmp_path / "run", places(300), budget=60, epochs=100), read(tmp_path / "run")
     assert clock[0] == pytest.approx(0.3 * 60, abs=0.11)
     assert plan["rungs"] == []
@@ -312,31 +341,31 @@ def test_what_gains_by_more_epochs_is_expected_to_gain_again():
     fast, slow, lost = {"augment": "none"}, {"augment": "crop"}, {"augment": "crop-flip"}
     first = {"epochs": 4, "trials": [fast, slow, lost], "losses": [1.0, 2.0, None]}
     second = {"epochs": 8, "trials": [fast, slow], "losses": [0.9, 1.0]}
-    assert tuning._best({"epochs": 16, "rungs": [first]}) == [fast, slow, lost]
-    assert tuning._best({"epochs": 16, "rungs": [first, second]}) == [slow, fast]
+    assert best({"epochs": 16, "rungs": [first]}) == [fast, slow, lost]
+    assert best({"epochs": 16, "rungs": [first, second]}) == [slow, fast]
     third = {"epochs": 8, "trials": [fast, slow], "losses": [0.9, 1.9]}  # falls by 5 and by 10%
-    assert tuning._best({"epochs": 16, "rungs": [{**first, "losses": [0.95, 2.11, None]}, third]}) == [fast, slow]
+    assert best({"epochs": 16, "rungs": [{**first, "losses": [0.95, 2.11, None]}, third]}) == [fast, slow]
     steep = [{**first, "losses": [0.9, 1.6, None]}, {**third, "losses": [0.9, 1.25]}]  # by 22%: again, then by less
-    assert tuning._best({"epochs": 16, "rungs": steep}) == [fast, slow]
-    assert tuning._best({"epochs": 32, "rungs": steep}) == [slow, fast]
+    assert best({"epochs": 16, "rungs": steep}) == [fast, slow]
+    assert best({"epochs": 32, "rungs": steep}) == [slow, fast]
     for loss, expected in ((0.9, slow), (0.97, fast)):  # a variation must be clearly better
         varied = {"epochs": 8, "trials": [fast, slow], "losses": [1.0, loss], "varies": True}
-        assert tuning._best({"epochs": 16, "rungs": [{**first, "losses": [9.0, 2.0, None]}, varied]}) == [expected]
+        assert best({"epochs": 16, "rungs": [{**first, "losses": [9.0, 2.0, None]}, varied]}) == [expected]
     noisy = {**first, "losses": [9.0, 2.0, None], "errors": [0.0, 0.05, 0.0]}  # the better one by two of them, too
-    assert tuning._best({"epochs": 16, "rungs": [noisy, {**varied, "losses": [1.0, 0.9]}]}) == [fast]
-    assert tuning._best({"epochs": 16, "rungs": [noisy, {**varied, "losses": [1.0, 0.84]}]}) == [slow]
+    assert best({"epochs": 16, "rungs": [noisy, {**varied, "losses": [1.0, 0.9]}]}) == [fast]
+    assert best({"epochs": 16, "rungs": [noisy, {**varied, "losses": [1.0, 0.84]}]}) == [slow]
     plain = {**fast, "prior_tau": ""}  # which needs no margin
     rung = {"epochs": 8, "trials": [fast, slow, plain], "losses": [1.0, 0.96, 0.99], "varies": True}
-    assert tuning._best({"epochs": 16, "rungs": [first, rung]}) == [plain]
-    assert tuning._best({"epochs": 16, "rungs": [first, {**rung, "losses": [1.0, 0.9, 0.99]}]}) == [slow]
+    assert best({"epochs": 16, "rungs": [first, rung]}) == [plain]
+    assert best({"epochs": 16, "rungs": [first, {**rung, "losses": [1.0, 0.9, 0.99]}]}) == [slow]
     late = {"epochs": 8, "trials": [fast, slow], "losses": [0.8, 1.2]}  # near chance at first, then at a factor of 0.4
-    assert tuning._best({"epochs": 16, "rungs": [{**first, "losses": [0.9, 3.0, None]}, late]}) == [fast, slow]
+    assert best({"epochs": 16, "rungs": [{**first, "losses": [0.9, 3.0, None]}, late]}) == [fast, slow]
     plan = {"epochs": 50, "rungs": [first, {"epochs": 8, "trials": [fast], "losses": [1.2]}]}
-    assert tuning._chosen(plan) == {"augment": "none", "epochs": 4}  # more epochs raised its loss
-    assert tuning._chosen({"epochs": 50, "rungs": [first, second]})["epochs"] == 50
+    assert chosen_of(plan) == {"augment": "none", "epochs": 4}  # more epochs raised its loss
+    assert chosen_of({"epochs": 50, "rungs": [first, second]})["epochs"] == 50
     for error, epochs in ((0.09, 4), (0.11, 50)):  # a rise by .2 is clear, or less than two standard errors
         plan["rungs"][0] = {**first, "errors": [0.0, error, 0.0]}
-        assert tuning._chosen(plan)["epochs"] == epochs
+        assert chosen_of(plan)["epochs"] == epochs
 
 
 def test_what_regularises_less_must_be_clearly_better():
@@ -349,13 +378,13 @@ def test_what_regularises_less_must_be_clearly_better():
         ([0, 0.2, 0.08, 0.08], [flipped, usual, half, weak]),
         ([0, 0.2, 0.08, 0.05], [usual, half, weak, flipped]),
     ):
-        assert tuning._best({"epochs": 8, "rungs": [{**rung, "errors": errors}]}) == expected
+        assert best({"epochs": 8, "rungs": [{**rung, "errors": errors}]}) == expected
     # What is expected of more epochs scales losses and their standard errors alike: here both losses fall by half.
     first = {"epochs": 2, "trials": [weak, half], "losses": [0.6, 1.8], "errors": [0.0, 0.2]}
     last = {"epochs": 4, "trials": [weak, half], "losses": [0.3, 0.9], "errors": [0.0, 0.2]}
     for error, expected in ((0.2, [weak, half]), (0.31, [half, weak])):
         rungs = [first, {**last, "errors": [0.0, error]}]
-        assert tuning._best({"epochs": 64, "rungs": rungs}) == expected
+        assert best({"epochs": 64, "rungs": rungs}) == expected
 
 
 def test_long_trainings_with_randaugment_are_regularised_more_than_trials_can_show(tmp_path, monkeypatch):
@@ -365,33 +394,33 @@ def test_long_trainings_with_randaugment_are_regularised_more_than_trials_can_sh
         plan = {
             "epochs": 200,
             "rungs": [{**rung, "errors": [0, error]}],
-            "stronger": tuning.STRONGER if stronger else {},
+            "stronger": STRONGER if stronger else {},
         }
-        assert tuning._best(plan)[0] == expected  # preferred within two standard errors
-        assert tuning._chosen(plan) == {**expected, **(tuning.STRONGER if expected is random else {}), "epochs": 200}
+        assert best(plan)[0] == expected  # preferred within two standard errors
+        assert chosen_of(plan) == {**expected, **(STRONGER if expected is random else {}), "epochs": 200}
     for loss, epochs, expected in ((1.09, 99, random), (1.11, 99, flips), (1.09, 100, flips)):  # trials that are short
         plan = {
             "epochs": 200,
             "rungs": [{**rung, "epochs": epochs, "losses": [1.0, loss]}],
-            "stronger": tuning.STRONGER,
+            "stronger": STRONGER,
         }
-        assert tuning._best(plan)[0] == expected
+        assert best(plan)[0] == expected
     early = {**rung, "epochs": 4, "losses": [1.0, 0.5], "errors": [0, 0]}  # more epochs raised its loss: few of them
-    plan = {"epochs": 200, "rungs": [early, {**rung, "errors": [0, 0.08]}], "stronger": tuning.STRONGER}
-    assert tuning._chosen(plan) == {**random, "epochs": 4}
+    plan = {"epochs": 200, "rungs": [early, {**rung, "errors": [0, 0.08]}], "stronger": STRONGER}
+    assert chosen_of(plan) == {**random, "epochs": 4}
 
     def losses(trials):
         return [1.0 if trial.config.augment == "randaugment" else 2.0 for trial in trials]
 
-    monkeypatch.setattr(tuning, "_losses", certain(losses))
+    monkeypatch.setattr(trying, "held_out_losses", certain(losses))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     names = ("augment", "magnitude", "cutout", "mixup", "weight_decay")
     usual = {"magnitude": 0, "cutout": 0, "mixup": 0.4, "weight_decay": 5e-4}
     for number, (settings, changed) in enumerate((
-        ({"epochs": 260, "batch_size": 8}, tuning.STRONGER),  # of 27 steps: a fifth is the test split, a tenth held out
+        ({"epochs": 260, "batch_size": 8}, STRONGER),  # of 27 steps: a fifth is the test split, a tenth held out
         ({"epochs": 250, "batch_size": 8}, usual),  # too few steps
         ({"epochs": 99, "batch_size": 2}, usual),  # too few epochs
-        ({"epochs": 260, "batch_size": 8, "weight_decay": 2e-4}, {**tuning.STRONGER, "weight_decay": 2e-4}),
+        ({"epochs": 260, "batch_size": 8, "weight_decay": 2e-4}, {**STRONGER, "weight_decay": 2e-4}),
     )):  # fmt: skip
         config = tuned(tmp_path / str(number), places(300), **settings).config
         assert {name: getattr(config, name) for name in names} == {"augment": "randaugment", **changed}
@@ -416,13 +445,13 @@ def test_plain_cross_entropy_is_among_the_variations_and_needs_no_margin(tmp_pat
         trials.update({str(trial.config.prior_tau): trial.config for trial in tried})
         return [0.99 if not trial.config.prior_tau else 1.0 + k for k, trial in enumerate(tried)]
 
-    monkeypatch.setattr(tuning, "_losses", certain(losses))
+    monkeypatch.setattr(trying, "held_out_losses", certain(losses))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     settings = {"widths": 32, "epochs": 200}
     run, chosen = rfdlc.train(places(300), "rf-dlc", tmp_path / "run", **settings), read(tmp_path / "run")["chosen"]
     assert (trials["()"].head, trials["()"].particles) == ("linear", 1)
     assert (run.config.prior_tau, run.config.head, run.config.particles) == ((), "linear", 3)
-    assert chosen.items() >= tuning.PLAIN.items()
+    assert chosen.items() >= PLAIN.items()
     assert Run(tmp_path / "run").config == run.config
     given = rfdlc.train(places(300), "rf-dlc", tmp_path / "given", **settings, prior_tau=0.5)
     assert given.config.prior_tau == (0.5,)  # a setting of the user's stays
@@ -430,7 +459,7 @@ def test_plain_cross_entropy_is_among_the_variations_and_needs_no_margin(tmp_pat
 
 def test_plain_networks_are_trained_and_decide_for_the_same_prior(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        tuning, "_losses", certain(lambda trials: [float(len(trial.config.prior_tau)) for trial in trials])
+        trying, "held_out_losses", certain(lambda trials: [float(len(trial.config.prior_tau)) for trial in trials])
     )
     images, labels = places(400)
     kept = np.flatnonzero((labels < 4) & (np.random.default_rng(1).random(400) < np.where(labels == 0, 1, 0.3)))
@@ -450,12 +479,12 @@ def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):
         configs.extend(trial.config for trial in trials)
         return [1.0] * len(trials)
 
-    monkeypatch.setattr(tuning, "_losses", certain(losses))
+    monkeypatch.setattr(trying, "held_out_losses", certain(losses))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     run = tuned(tmp_path / "run", places(300), epochs=100)
     trial = configs[0]
     assert {config.learning_rate for config in configs} == {0.05 / 4}
-    assert tuning._trial(run, 5, {"learning_rate": 0.02}).config.learning_rate == 0.02 / 4
+    assert trial_of(run, 5, {"learning_rate": 0.02}).config.learning_rate == 0.02 / 4
     starts, curves = torch.randn(4, 3), torch.rand(4, 3)
     together = [start.clone().requires_grad_() for start in starts]
     alone = starts[0].clone().requires_grad_()
@@ -503,7 +532,7 @@ def test_losses_weigh_classes_equally_at_the_best_temperature():
 
 def test_a_trial_that_diverges_is_left_out(tmp_path, monkeypatch):
     trials = [{"augment": "none", "learning_rate": 1e30}, {"augment": "none", "learning_rate": 0.05}]
-    monkeypatch.setattr(tuning, "_candidates", lambda *_: trials)
+    monkeypatch.setattr(planning, "find_candidates", lambda *_: trials)
     model = tuned(tmp_path / "run", places(200), epochs=30)
     assert [loss is None for loss in read(tmp_path / "run")["rungs"][0]["losses"]] == [True, False]
     assert model.config.learning_rate == pytest.approx(0.05)
@@ -527,7 +556,7 @@ def test_runs_of_a_stack_may_differ_in_augmentation_and_mixup(tmp_path):
 
 
 def test_features_and_own_mixup(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
+    monkeypatch.setattr(trying, "held_out_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     images, labels = places(300)
     features = images.reshape(300, 64).astype(np.float32)

@@ -137,19 +137,13 @@ def _checks(found: "Inspection", warned: set[str]) -> Iterator[Any]:
     def reasons(wrong: Any) -> str:
         return "".join(f"\n      {reason}" for reason in by_reason(wrong))
 
-    data, several = found.data, len(found.data.splits) > 1
+    data, several, other = found.data, len(found.data.splits) > 1, "other " * bool(found.data.skipped)
     checks = [  # what was found, whether it was looked for, what to say without and with findings, and how to list them
         (found.across_splits, several, "no sample is in two splits", "samples are in more than one split", few),
         (found.across_labels, True, "no sample has two labels", "samples occur with more than one label", few),
         (found.groups_across_splits, several, "no group is in two splits", "groups are in more than one split", few),
         (data.skipped, bool(data.skipped), "", "broken files, rows or folders were left out", reasons),
-        (
-            found.broken,
-            True,
-            f"every {'other ' * bool(data.skipped)}sample can be read",
-            "files cannot be read",
-            reasons,
-        ),
+        (found.broken, True, f"every {other}sample can be read", "files cannot be read", reasons),
     ]
     for wrong, made, fine, bad, listed in checks:
         if made and wrong is not None:

@@ -170,10 +170,8 @@ def evaluate(
     parts: dict[str, Any] = {name: result.by(predictions.columns[name]) for name in by or ()}
     classes = result.per_class() if per_class else {}
     if json:
-        summary = {
-            "decider": decisions.decider_summary(decider, predictions),
-            "over_argmax": None if gain is None else asdict(gain),
-        }
+        summary: dict[str, Any] = {"decider": decisions.decider_summary(decider, predictions)}
+        summary["over_argmax"] = None if gain is None else asdict(gain)
         plain = {name: {value: part.to_dict() for value, part in found.items()} for name, found in parts.items()}
         summary |= {key: found for key, found in (("by", plain), ("per_class", classes)) if found}
         output(True, result.to_dict() | summary)

@@ -15,11 +15,9 @@ def mean_value(utility: "rfdlc.Utility", value: float) -> str:
     """The mean expected utility in words: as a cost where utilities are costs with their sign changed."""
     from rfdlc.decide.metrics import readable
 
-    return (
-        f"Mean expected cost {readable(0.0 - value)}"
-        if utility.has_costs
-        else f"Mean expected utility {readable(value)}"
-    )
+    if utility.has_costs:
+        return f"Mean expected cost {readable(0.0 - value)}"
+    return f"Mean expected utility {readable(value)}"
 
 
 def mean_values(utility: "rfdlc.Utility", value: float) -> dict[str, float]:

@@ -19,6 +19,7 @@ from rfdlc.progress import announce, speaks
 
 if TYPE_CHECKING:
     from rfdlc.training.profiling import Profile
+    from rfdlc.training.trial_plan import TrialPlan
 
 LISTED = "List all settings and exit."
 SETTINGS = "Settings; `rfdlc train --settings` lists them."
@@ -291,8 +292,9 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
     lines += [f"run folder: {path}", f"next: rfdlc {following}"]
     choice = run.read_json("choice.json") if (path / "choice.json").exists() else {}
     tables = [metrics_table(columns, title), *([_choice_table(choice)] if choice else [])]
-    tables += [_trials_table(run.tuning)] if run.tuning.get("rungs") else []
-    chosen = {"choice": choice, "tuning": run.tuning}
+    tuning = run.tuning
+    tables += [_trials_table(tuning)] if tuning and tuning.rungs else []
+    chosen = {"choice": choice, "tuning": tuning.to_dict() if tuning else {}}
     output(as_json, {"run": str(path), "notes": notes, **metrics, **chosen}, *tables, *lines)
 
 
@@ -335,15 +337,15 @@ def _choice_table(choice: dict[str, Any]) -> Any:
     return table
 
 
-def _trials_table(tuning: dict[str, Any]) -> Any:
+def _trials_table(plan: "TrialPlan") -> Any:
     """What was tried before the training, with the held-out losses after so many epochs."""
-    names = list({name: None for rung in tuning["rungs"] for own in rung["trials"] for name in own})
+    names = list({name: None for rung in plan.rungs for own in rung.trials for name in own})
     table = new_table("epochs", *names, "held-out loss", title="Trials; the chosen settings are in tuning.json")
-    for rung in tuning["rungs"]:
-        for number, (own, loss) in enumerate(zip(rung["trials"], rung["losses"], strict=True), start=1):
+    for rung in plan.rungs:
+        for number, (own, loss) in enumerate(zip(rung.trials, rung.losses, strict=True), start=1):
             cells = [str(own[name]) or "none" if name in own else "" for name in names]
             shown = "diverged" if loss is None else f"{loss:.4f}"
-            table.add_row(str(rung["epochs"]), *cells, shown, end_section=number == len(rung["trials"]))
+            table.add_row(str(rung.epochs), *cells, shown, end_section=number == len(rung.trials))
     return table
 
 

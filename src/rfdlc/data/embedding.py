@@ -1,5 +1,6 @@
 """Embedding: how images became features. Files of features and run folders keep it, to embed other images alike."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from rfdlc.data.images import Resizing
 from rfdlc.errors import InputError
+from rfdlc.files import sha256_of
 
 OUTPUT = "output"  # the name of what a network returns, among its layers
 
@@ -74,3 +76,14 @@ class Embedding(BaseModel):
     def weights_name(self) -> str:
         """The name of the file of weights in a run folder."""
         return f"embedding{'.onnx' if self.backbone == 'onnx' else '.safetensors'}"
+
+
+def weights_of(embedding: Embedding | None) -> dict[str, Path]:
+    """The copy of weights that a run keeps to embed images; nothing, and a warning, where they are not there."""
+    if embedding is None:
+        return {}
+    if embedding.place is None or sha256_of(embedding.place) != embedding.weights:
+        absent = f"the weights that made the features ({embedding.file}) are not beside them, or are other ones"
+        warnings.warn(f"{absent}: the model will predict from features, but not from images", stacklevel=3)
+        return {}
+    return {embedding.weights_name: embedding.place}

@@ -1,4 +1,4 @@
-"""Columns of data frames, and of cells that hold lists."""
+"""Columns of data frames, and of cells that hold lists; labels that are given beside them."""
 
 import re
 import reprlib
@@ -9,7 +9,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.errors import InputError
+from rfdlc.decide.classes import as_array
+from rfdlc.errors import InputError, expect, listing
+from rfdlc.tables import check_names
+
+CLASS, SPLIT = "target", "split"  # columns of what is given beside a data frame
+
+
+def is_frame(source: Any) -> bool:
+    """Whether this is a data frame, or `(X, y)` with a data frame X, or such pairs by split."""
+    each = source.values() if isinstance(source, dict) else [source]
+    pairs = [own[0] for own in each if isinstance(own, tuple | list) and len(own) == 2]
+    return all(type(own).__name__ == "DataFrame" for own in (pairs if pairs and len(pairs) == len(each) else [source]))
+
+
+def columns_of(source: Any) -> dict[str, Any]:
+    """Columns of a data frame, or of data frames by split, with those of labels that are given beside."""
+    if not isinstance(source, dict | tuple | list):
+        check_names("data frame", [str(name) for name in source.columns])
+        return frame_columns(source)
+    parts = list[dict[str, Any]]()
+    for split, (frame, labels) in source.items() if isinstance(source, dict) else [("", source)]:
+        own, cells = columns_of(frame), np.array(as_array(labels), dtype=object)
+        taken = [name for name in own if name in (CLASS, SPLIT)]
+        expect(not taken, f"data frame: column {listing(taken)} beside labels: rename or drop it")
+        told = f"data frame: {len(frame):,} rows and labels of shape {cells.shape}: expected one label per row"
+        expect(cells.shape == (len(frame),), told)
+        parts.append(own | {CLASS: cells} | ({SPLIT: np.full(len(frame), split, dtype=object)} if split else {}))
+    differ = sorted({name for own in parts for name in own if not all(name in each for each in parts)})
+    expect(not differ, f"data frames of splits: column {listing(differ)} is not in all of them: add or drop it")
+    return {name: np.concatenate([own[name] for own in parts]) for name in parts[0]}
 
 
 def frame_columns(frame: Any) -> dict[str, NDArray[Any]]:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from rfdlc.data.copies import hashes
 from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, SHARED_GROUPS, SPELT, Dataset, Normalisation
+from rfdlc.data.frames import is_frame
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, shards, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
@@ -182,7 +183,7 @@ def find_reader(source: Any, root: str | Path | None, drop: Any = None) -> tuple
     if not isinstance(source, str | Path):
         if items.holds_items(source):
             return (items.read_rows if items.is_table(source) else items.read), source
-        return (table.read if table.is_frame(source) else arrays.from_memory), source
+        return (table.read if is_frame(source) else arrays.from_memory), source
     inside = expanded(root) or Path()
     path, names = locate(source, root), sorted(known_names())
     for each in SOURCES:

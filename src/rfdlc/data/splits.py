@@ -28,6 +28,8 @@ from rfdlc.decide.classes import Classes, as_array
 from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import open_table, read_columns
 
+NO_IMAGES = "{}: holds features, not images: there is nothing to embed"
+
 
 def open_splits(
     source: str | Path, spec: InputSpec, *, root: str | Path | None = None, target: str | None = None,
@@ -88,19 +90,13 @@ def _splits_of(
     source: str | Path, spec: InputSpec, root: str | Path | None, target: str | None, **options: Any
 ) -> tuple[dict[str, Samples], tuple[str, ...]]:
     place, folder = locate(source, root), expanded(root)
-    splits, names, features = [""], list[str](), f"{source}: holds features, not images: there is nothing to embed"
+    splits, names = [""], list[str]()
     table = image_table.image_column(place, folder) is not None
     named = table or target is None or shards.holds_shards(place)
     expect(named, f"target {target!r} is a column of a table of images, but {source} is not one")
     if table:
-        file = open_table(place, of_samples=True)
         target = target or target_column(place, spec, [])
-        known_columns = f"expected one of {listing(file.names)}{suggestion(str(target), file.names)}"
-        expect(target is None or target in file.names, f"{place}: column {target!r} does not exist: {known_columns}")
-        texts = [text_column(batch.column(target)) for batch in file.batches()] if target else []
-        names = sorted({str(text) for column in texts for text in column if text is not None})
-        if (column := split_column(file.names)) is not None:
-            splits = splits_in(file, column)
+        splits, names = _of_table(place, target)
     elif not image_paths(source, root):
         reader, found_at = find_reader(source, root)
         if reader is image_files.read_folder:
@@ -114,18 +110,33 @@ def _splits_of(
         elif reader is shards.read:
             splits, names = shards.list_splits(found_at, target)
         elif reader in (arrays.read, arrays.read_npy):
-            found = arrays.by_split(place.name, arrays.open_arrays(found_at, streamed=True))
-            given = found.get("", {}).pop("names", None)
-            roles = {split: own for split, own in found.items() if own}
-            expect(all(len(own["x"].shape) > 2 for own in roles.values() if "x" in own), features)
-            splits, labelled = list(roles), any("y" in own for own in roles.values())
-            numbered = {split or "train": own for split, own in roles.items()}
-            names = arrays.class_names(place.name, numbered) if labelled else []
-            names = names if given is None else [str(name) for name in as_array(given)]
+            splits, names = _of_arrays(source, place.name, found_at)
         else:
             data = load(source, root=root, test_fraction=0)
-            expect(data.kind == "images", features)
+            expect(data.kind == "images", NO_IMAGES.format(source))
             return {split: in_memory(own) for split, own in data.splits.items()}, data.classes.names
     known = replace(spec, classes=Classes(tuple(names)) if names else spec.classes, target=target)
     opened = {split: open_samples(source, known, root=root, split=split or None, **options) for split in splits}
     return opened, tuple(names)
+
+
+def _of_table(place: Path, target: str | None) -> tuple[list[str], list[str]]:
+    """The splits of a table of images, and the names of its classes."""
+    file = open_table(place, of_samples=True)
+    known = f"expected one of {listing(file.names)}{suggestion(str(target), file.names)}"
+    expect(target is None or target in file.names, f"{place}: column {target!r} does not exist: {known}")
+    texts = [text_column(batch.column(target)) for batch in file.batches()] if target else []
+    column = split_column(file.names)
+    splits = [""] if column is None else splits_in(file, column)
+    return splits, sorted({str(text) for cells in texts for text in cells if text is not None})
+
+
+def _of_arrays(source: str | Path, name: str, place: Path) -> tuple[list[str], list[str]]:
+    """The splits of arrays of images, and the names of their classes."""
+    found = arrays.by_split(name, arrays.open_arrays(place, streamed=True))
+    given = found.get("", {}).pop("names", None)
+    roles = {split: own for split, own in found.items() if own}
+    expect(all(len(own["x"].shape) > 2 for own in roles.values() if "x" in own), NO_IMAGES.format(source))
+    labelled = any("y" in own for own in roles.values())
+    names = arrays.class_names(name, {split or "train": own for split, own in roles.items()}) if labelled else []
+    return list(roles), names if given is None else [str(each) for each in as_array(given)]

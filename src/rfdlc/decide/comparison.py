@@ -155,9 +155,10 @@ def paired_difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] |
     # Samples within seeds: the variance between seeds is added, with the degrees of freedom of Satterthwaite.
     seeds = [(float(side.var(ddof=1)) / len(side), len(side) - 1) for side in values if len(side) > 1]
     for i, half in enumerate(halves):
-        variance = (half / Z) ** 2 + sum(part for part, _ in seeds)
-        freedom = variance**2 / sum(part**2 / free for part, free in seeds) if any(p for p, _ in seeds) else 1e9
-        halves[i] = float(special.stdtrit(min(freedom, 1e9), (1 + LEVEL) / 2)) * variance**0.5
+        variance, freedom = (half / Z) ** 2 + sum(part for part, _ in seeds), 1e9
+        if any(part for part, _ in seeds):
+            freedom = min(1e9, variance**2 / sum(part**2 / free for part, free in seeds))
+        halves[i] = float(special.stdtrit(freedom, (1 + LEVEL) / 2)) * variance**0.5
     low, high = min(centre - halves[0], right - left), max(centre + halves[1], right - left)
     error = (halves[0] if centre > 0 else halves[1]) / Z
     p = 2 * float(special.ndtr(-abs(centre) / error)) if error > 0 else 1.0

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation
 from rfdlc.decide.intervals import NAN, Interval, Z, wilson
@@ -100,54 +101,53 @@ def keys(certainty: NDArray[Any], probabilities: bool) -> NDArray[np.int64]:
 def metrics_of(sums: Sums, utility: Utility, groups: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """The metrics of the registry by name, as `measure` gives them; not `utility_by_budget`, which has no sums."""
     counts, classes, decided = sums.confusion, utility.classes, utility.decided_class
-    samples, of_class = counts.sum(), counts.sum(axis=1)
+    samples, of_class, of_action = counts.sum(), counts.sum(axis=1), counts.sum(axis=0)
     right = np.where(decided == np.arange(len(classes))[:, None], counts, 0).sum(axis=1)  # (C,)
     as_class = np.array([counts[:, decided == c].sum() for c in range(len(classes))])
     seen = of_class + as_class > 0
-    regions = {} if classes.counts is None else {name: own for name, own in classes.thirds.items() if len(own)}
-    shots = {} if classes.counts is None else {name: own for name, own in classes.shots.items() if len(own)}
-    heads = {} if classes.counts is None else {f: classes.head_mask(f) for f in HEAD_FRACTIONS}
-    rates = {}
-    for fraction, head in heads.items():
-        rates[fraction] = _share(counts[~head][:, (decided >= 0) & head[decided]].sum(), counts[~head].sum())
-    defined = [rate for rate in rates.values() if not np.isnan(rate)]
+    regions, shots = (_regions(classes, kind) for kind in ("thirds", "shots"))
     best = utility.matrix.max(axis=1)
     kept = counts[:, decided >= 0].sum()
-    wrong, hit = sums.ranked
+    by_action = zip(utility.actions, sums.gap_by_action, of_action, strict=True)
     values: dict[str, Any] = {
         "accuracy": _share(right.sum(), samples),
-        "accuracy_by_region": {name: _share(right[own].sum(), of_class[own].sum()) for name, own in regions.items()},
-        "accuracy_by_shots": {name: _share(right[own].sum(), of_class[own].sum()) for name, own in shots.items()},
+        "accuracy_by_region": _shares(right, of_class, regions),
+        "accuracy_by_shots": _shares(right, of_class, shots),
         "balanced_accuracy": float(np.mean((right / np.maximum(of_class, 1))[of_class > 0])),
         "macro_f1": float(np.mean((2 * right / np.maximum(of_class + as_class, 1))[seen])),
-        "false_head_rate": float(np.mean(defined)) if defined else NAN,
-        "false_head_rates": rates,
         "mean_utility": float((counts * utility.matrix).sum() / samples),
         "mean_regret": float((counts * (best[:, None] - utility.matrix)).sum() / samples),
         "abstention_rate": _share(samples - kept, samples),
         "kept_accuracy": _share(right.sum(), kept),
-        "error_auc": _roc(wrong, hit),
-        "risk_coverage_area": _risk(wrong, hit),
+        "error_auc": _roc(*sums.ranked),
+        "risk_coverage_area": _risk(*sums.ranked),
         "ece": _ece(sums.by_likeliest.sum(axis=1)),
         "ece_by_region": {name: _ece(sums.by_likeliest[:, own].sum(axis=1)) for name, own in regions.items()},
         "classwise_ece": float(np.abs(sums.classwise).sum() / samples / len(classes)),
-        "brier": float(sums.moments[0, 0] / samples),
-        "nll": float(sums.moments[0, 1] / samples),
-        "utility_gap": float(sums.moments[0, 2] / samples),
-        "utility_gap_by_region": {
-            name: _share(sums.gap_by_likeliest[own].sum(), sums.by_likeliest[0, own].sum())
-            for name, own in regions.items()
-        },
-        "utility_gap_by_action": {
-            action: float(gap / count)
-            for action, gap, count in zip(utility.actions, sums.gap_by_action, counts.sum(axis=0), strict=True)
-            if count
-        },
+        **dict(zip(("brier", "nll", "utility_gap"), (sums.moments[0] / samples).tolist(), strict=True)),
+        "utility_gap_by_region": _shares(sums.gap_by_likeliest, sums.by_likeliest[0], regions),
+        "utility_gap_by_action": {action: float(gap / count) for action, gap, count in by_action if count},
         "ece_paper": float(np.abs(sums.paper).sum() / samples),
         "ece_by_true_region": {name: _ece(sums.by_true[:, own].sum(axis=1)) for name, own in regions.items()},
         "group_rates": _group_rates(counts, utility, groups),
     }
-    return values | _set_metrics(sums, utility, of_class, regions)
+    return values | _false_heads(counts, utility) | _set_metrics(sums, utility, of_class, regions)
+
+
+def _regions(classes: Classes, kind: str) -> dict[str, Array]:
+    """Regions that have classes: their members."""
+    found = {} if classes.counts is None else getattr(classes, kind)
+    return {name: members for name, members in found.items() if len(members)}
+
+
+def _false_heads(counts: Array, utility: Utility) -> dict[str, Any]:
+    """Shares of tail samples that are decided as a head class."""
+    classes, decided, rates = utility.classes, utility.decided_class, {}
+    for fraction in HEAD_FRACTIONS if classes.counts is not None else ():
+        head = classes.head_mask(fraction)
+        rates[fraction] = _share(counts[~head][:, (decided >= 0) & head[decided]].sum(), counts[~head].sum())
+    defined = [rate for rate in rates.values() if not np.isnan(rate)]
+    return {"false_head_rate": float(np.mean(defined)) if defined else NAN, "false_head_rates": rates}
 
 
 def _set_metrics(sums: Sums, utility: Utility, of_class: Array, regions: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,12 +161,11 @@ def _set_metrics(sums: Sums, utility: Utility, of_class: Array, regions: Mapping
         found["set_coverage"] = overall | {"worst": float(shares.min())}
         over = sums.confusion[:, utility.decided_class < 0].sum()
         found["set_coverage_handed_over"] = _share(handed.sum(), over)
-        parts = {name: _share(covered[own].sum(), of_class[own].sum()) for name, own in regions.items()}
-        found["set_coverage_by_region"] = parts
+        found["set_coverage_by_region"] = _shares(covered, of_class, regions)
         found["set_coverage_by_class"] = dict(zip(names[seen].tolist(), shares.tolist(), strict=True))
-        found["set_size"] = {name: _share(size[own].sum(), of_class[own].sum()) for name, own in everything.items()}
+        found["set_size"] = _shares(size, of_class, everything)
     if not np.isnan(worth).any():
-        found["set_utility"] = {name: _share(worth[own].sum(), of_class[own].sum()) for name, own in everything.items()}
+        found["set_utility"] = _shares(worth, of_class, everything)
     return found
 
 
@@ -192,6 +191,11 @@ def _group_rates(counts: Array, utility: Utility, groups: Sequence[tuple[str, st
 
 def _share(part: Any, whole: Any) -> float:
     return float(part / whole) if whole else NAN
+
+
+def _shares(parts: Array, wholes: Array, regions: Mapping[str, Any]) -> dict[str, float]:
+    """By region, of sums (C,) by class."""
+    return {name: _share(parts[own].sum(), wholes[own].sum()) for name, own in regions.items()}
 
 
 def _bins(o: Outcomes, classes: NDArray[Any]) -> Array:

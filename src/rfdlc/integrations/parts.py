@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.samples import ahead
-from rfdlc.data.sources.arrays import open_arrays
+from rfdlc.data.sources.arrays import open_arrays, read_header
 from rfdlc.errors import InputError, expect
 from rfdlc.files import locked, read_json, replacing
 from rfdlc.progress import live
@@ -279,20 +279,19 @@ class ArrayStore:
                 _check_count(file, len(found) + lines.count(b"\n"), size)
                 skipped, splits = skipped + lines, [*splits, found]
                 for name in set(part.files) - {"skipped", "split"}:
-                    shape, dtype = _header(part, name)
+                    with part.zip.open(f"{name}.npy") as member:
+                        shape, _, dtype = read_header(member)
                     kinds[name] = shape[1:], np.promote_types(kinds.get(name, (shape, dtype))[1], dtype)  # texts
         with self._begun or zipfile.ZipFile(path, "w", allowZip64=True) as archive:
             there = archive.namelist()
             for split in dict.fromkeys(text for part in splits for text in np.unique(part).tolist()):
                 rows = [part == split for part in splits]
                 for name, (shape, dtype) in kinds.items():
-                    header: dict[str, Any] = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
-                    header["shape"] = (int(sum(map(np.sum, rows))), *shape)
                     called = _called(name, split)
                     if called in there:
                         continue
                     with archive.open(called, "w", force_zip64=True) as member:
-                        np.lib.format.write_array_header_2_0(member, header)
+                        _write_header(member, (int(sum(map(np.sum, rows))), *shape), dtype)
                         for file, own in zip(files, rows, strict=True):
                             if own.any():
                                 found = open_arrays(file, streamed=True)[name][0 : len(own)]
@@ -323,8 +322,7 @@ class Begun:
         if self.archive is None:
             self.split, self.archive = str(splits[0]), zipfile.ZipFile(self.path, "w", allowZip64=True)
             self.member = self.archive.open(_called("x", self.split), "w", force_zip64=True)
-            header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False}
-            np.lib.format.write_array_header_2_0(self.member, {**header, "shape": (self.count, *rows.shape[1:])})
+            _write_header(self.member, (self.count, *rows.shape[1:]), rows.dtype)
         self.member.write(rows.reshape(-1).view(np.uint8))
         return bool((splits == self.split).all())
 
@@ -339,6 +337,12 @@ class Begun:
     def close(self) -> None:
         for file in (self.member, self.archive) if self.archive is not None else ():
             file.close()
+
+
+def _write_header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """What precedes the content of an array in numpy's format."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_2_0(file, header)
 
 
 def _called(name: str, split: str) -> str:
@@ -361,12 +365,3 @@ def _opened(file: Path) -> Iterator[Any]:
             yield found
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{file}: cannot be read ({error}); {AGAIN}") from None
-
-
-def _header(part: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of an array in an `.npz` file, without reading it."""
-    with part.zip.open(f"{name}.npy") as member:
-        old = np.lib.format.read_magic(member) == (1, 0)
-        read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(member)
-    return shape, dtype

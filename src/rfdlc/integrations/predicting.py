@@ -103,22 +103,9 @@ def predict(
     warn_of_training(run, source, len(samples), root, split)
     decide_by(model, samples, utility, target_prior, decider)
     if kind == ".npz":
-        found = model.predict_samples(samples)
-        with replacing(path) as beside:
-            found.save(beside)
-        names = model.decider.utility.actions
-        chosen = model.decider.decide(found) if len(found) else np.zeros(0, dtype=np.int64)
-        counts = np.bincount(chosen, minlength=len(names)).tolist()
-        actions = dict(zip(names, counts, strict=True))
-        return Predicted(path, len(found), len(samples) - len(found), model.decider.decided_for, actions=actions)
+        return _write_logits(model, samples, path)
     table = Table(model, raw, samples)
-    job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint}
-    prior = model.decider.decided_prior  # to four digits: an estimated one has the rounding of the device
-    job |= {"prior": None if prior is None else [float(f"{share:.4g}") for share in prior]}
-    job |= {"utility": table.decider.utility.to_dict()}
-    for name in ("sets", "budget", "unfamiliar"):
-        job[name] = None if (own := getattr(table.decider, name)) is None else own.to_dict()
-    job |= {"columns": table.schema.names, "kind of scores": table.kind}
+    job = {"model": _fingerprint(Path(run)), "source": samples.fingerprint, **table.described()}
     store = TableStore(table.schema, kind, REPEATED)
     parts = Parts(path, store, len(samples), max(1, min(PART_ROWS, PART_VALUES // len(table.schema))), job)
     complete = parts.fill(partial(table.compute, samples), "Predicting")
@@ -127,6 +114,15 @@ def predict(
     skipped, listed = parts.skipped if complete else (0, None)
     actions = {name: store.actions[name] for name in table.decider.utility.actions} if store.actions else {}
     return Predicted(path, len(samples) - skipped, skipped, model.decider.decided_for, complete, listed, actions)
+
+
+def _write_logits(model: Model, samples: Samples, path: Path) -> Predicted:
+    found, names = model.predict_samples(samples), model.decider.utility.actions
+    with replacing(path) as beside:
+        found.save(beside)
+    chosen = model.decider.decide(found) if len(found) else np.zeros(0, dtype=np.int64)
+    actions = dict(zip(names, np.bincount(chosen, minlength=len(names)).tolist(), strict=True))
+    return Predicted(path, len(found), len(samples) - len(found), model.decider.decided_for, actions=actions)
 
 
 def warn_of_training(
@@ -193,10 +189,19 @@ class Table:
         expect(not clash, f"column {listing(clash)} cannot be kept: predictions are written to a column of this name")
         fields = [(name, pyarrow.string() if name in TEXTS else pyarrow.float32()) for name in names]
         fields += [(name, cells.type) for name, cells in kept.items() if name not in names]
-        self.schema = pyarrow.schema(
-            fields,
-            {"rfdlc.scores": json.dumps({"scores": self.kind, "prior": carried}, ensure_ascii=False)},
-        )
+        scores = json.dumps({"scores": self.kind, "prior": carried}, ensure_ascii=False)
+        self.schema = pyarrow.schema(fields, {"rfdlc.scores": scores})
+
+    def described(self) -> dict[str, Any]:
+        """What the columns depend on beside the model and the samples."""
+        decider, prior = self.decider, self.decider.decided_prior
+        # To four digits: an estimated prior has the rounding of the device.
+        known: dict[str, Any] = {"prior": None if prior is None else [float(f"{share:.4g}") for share in prior]}
+        known["utility"] = decider.utility.to_dict()
+        for name in ("sets", "budget", "unfamiliar"):
+            own = getattr(decider, name)
+            known[name] = None if own is None else own.to_dict()
+        return known | {"columns": self.schema.names, "kind of scores": self.kind}
 
     def compute(self, samples: Samples, parts: Sequence[range], report: Report) -> Iterator[Computed]:
         """Each part as a `pyarrow.Table`, and what was wrong with the samples that were left out."""

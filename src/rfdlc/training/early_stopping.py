@@ -13,6 +13,7 @@ from rfdlc.progress import announce
 from rfdlc.training.config import SAFETY, TABULAR
 from rfdlc.training.methods import Stage
 from rfdlc.training.run import Run, checksummed, read_weights
+from rfdlc.training.trial_plan import TUNING
 
 BEST = "best.safetensors"
 SHORTEST = 0.25  # of the planned epochs: trained for less, networks may lose again what they know
@@ -57,15 +58,16 @@ def plan_refit(run: Run) -> None:
     """Where epochs took longer or shorter than measured, plan as many for a warm refit as the budget has time for."""
     plan, config = run.tuning, run.config
     asked = config.budget and config.warm_refit and run.refits and not config.patience
-    if not asked or "chosen" not in plan or "refit_epochs" in plan["chosen"]:  # the last: planned before
+    if not asked or plan is None or not plan.chosen or "refit_epochs" in plan.chosen:  # the last: planned before
         return
     seconds = [row["seconds"] for row in run.history if row["phase"] < config.folds]
-    left = SAFETY * (config.budget - plan["measured"] - sum(plan["seconds"]) - sum(seconds))
+    left = SAFETY * (config.budget - plan.measured - sum(plan.seconds) - sum(seconds))
     planned, possible = config.refit_epochs or config.epochs, int(left / max(np.mean(seconds), 1e-9))
     if run.phase < config.trainings and not planned <= possible < LONGER * planned:
         found = max(1, round(SHORTEST * planned), min(possible, LONGEST * planned))
         run.config = config.replace(refit_epochs=found)
-        run.write_json("tuning.json", {**plan, "chosen": {**plan["chosen"], "refit_epochs": found}})
+        plan.chosen["refit_epochs"] = found
+        run.write_json(TUNING, plan.to_dict())
         told, why = ("shorter", "longer") if found < planned else ("longer", "less time")
         announce(f"{told:<11}{found} instead of {planned} epochs on all samples: epochs took {why} than measured")
 

@@ -19,7 +19,7 @@ from rfdlc.training.execution import Execution
 from rfdlc.training.loop import PreparedStage, split_outputs
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import choose_device, method_net, sensible_threads, start_of
-from rfdlc.training.networks.particles import place
+from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import Conv, Linear
 from rfdlc.training.run import load_for
 from rfdlc.training.step import Step, reduced
@@ -83,14 +83,7 @@ def profile(
     step.begin_epoch(1, stage.rates(1))
     inputs, targets, *weak = next(iter(stage.loader.epoch(1, weak=stage.views > 1)))
     batch = inputs, targets, stage.mixing(seeds, 1)[0].to(device), *weak
-    outputs, copy = [0], deepcopy(net)
-    copy.fused = False  # layer by layer, whose outputs are counted
-    for module in (module for module in copy.modules() if isinstance(module, Conv | Linear)):
-        module.register_forward_hook(lambda module, inputs, output: outputs.append(output.numel()))
-    with torch.no_grad():
-        copy.particle_logits(batch[0])
-    weights, width = sum(p.numel() for p in net.parameters()), 2 if reduced(config, device) else 4
-    traffic = PASSES_OF_ACTIVATIONS * width * sum(outputs) + PASSES_OF_WEIGHTS * 4 * weights
+    traffic = _traffic(net, batch[0], 2 if reduced(config, device) else 4)
     source, target = (torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device) for _ in range(2))
     held = given.test or given.val or given.train
     few = held if len(held) <= EVALUATED else held.take(np.arange(EVALUATED))
@@ -111,6 +104,18 @@ def profile(
     workers = stage.loader.workers if isinstance(stage.loader, StreamedLoader) else None
     evaluation, ahead = evaluation * len(held) / len(few), bool(workers) and device.type == "cuda"
     return Profile(parts, evaluation, steps, len(row.stages), config.trainings, traffic, bandwidth, workers, ahead)
+
+
+def _traffic(net: ParticleNet, inputs: Tensor, width: int) -> float:
+    """The bytes that a step must move at least, with activations of `width` bytes."""
+    outputs, copy = [0], deepcopy(net)
+    copy.fused = False  # layer by layer, whose outputs are counted
+    for module in (module for module in copy.modules() if isinstance(module, Conv | Linear)):
+        module.register_forward_hook(lambda module, inputs, output: outputs.append(output.numel()))
+    with torch.no_grad():
+        copy.particle_logits(inputs)
+    weights = sum(parameter.numel() for parameter in net.parameters())
+    return PASSES_OF_ACTIVATIONS * width * sum(outputs) + PASSES_OF_WEIGHTS * 4 * weights
 
 
 def _reading(loader: ResidentLoader | StreamedLoader, device: torch.device) -> float:

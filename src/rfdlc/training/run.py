@@ -31,15 +31,15 @@ from torch import Tensor
 
 from rfdlc import __version__
 from rfdlc.data.dataset import Dataset, Normalisation, by_reason
-from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
-from rfdlc.files import as_csv, owned, parse_json, read_json, replace_durably, runs_inside, sha256_of
+from rfdlc.files import as_csv, owned, parse_json, read_json, replace_durably, runs_inside
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.pretrained import Start, Weights
+from rfdlc.training.trial_plan import TUNING, Settings, TrialPlan
 
 FORMAT, VERSION, READABLE = "rfdlc-run", 2, (1, 2)
 HASHED = 4096  # samples at a time
@@ -139,7 +139,7 @@ class Run:
     @cached_property
     def config(self) -> TrainConfig:
         """The settings; what a folder of an earlier version does not have is as the method's default."""
-        stored = self.metadata["settings"] | self.tuning.get("chosen", {})
+        stored = self.metadata["settings"] | self.chosen
         settings = {name: value for name, value in stored.items() if name not in GONE}
         if "tune" not in settings and settings.get("augment") == "auto":  # of earlier versions
             settings["augment"] = "crop-flip"
@@ -148,9 +148,21 @@ class Run:
         return self.method.configure(settings)
 
     @property
-    def tuning(self) -> dict[str, Any]:
-        """Trials before the training: candidates, rungs with their losses, and what was `chosen`."""
-        return self.read_json("tuning.json") if (self.path / "tuning.json").exists() else {}
+    def tuning(self) -> TrialPlan | None:
+        """Trials before the training, and what they chose; None where there are none."""
+        path = self.path / TUNING
+        return TrialPlan.read(self.read_json(TUNING), path) if path.exists() else None
+
+    @property
+    def chosen(self) -> Settings:
+        """What trials chose."""
+        plan = self.tuning
+        return plan.chosen if plan else {}
+
+    @property
+    def given(self) -> set[str]:
+        """The settings that the user chose, where there are trials, which leave these as they are."""
+        return set(self.metadata.get("given", ()))
 
     @cached_property
     def method_name(self) -> str:
@@ -198,8 +210,7 @@ class Run:
             try:
                 with _readable(path, "a checkpoint"):
                     tensors, meta = read_weights(path)
-                    named = [{k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES]
-                    net, state = named
+                    net, state = ({k[len(p) :]: v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES)
                     return Checkpoint(int(meta["phase"]), int(meta["epoch"]), net, state, parse_json(meta["history"]))
             except InputError as error:
                 if path == paths[-1]:
@@ -336,17 +347,6 @@ def sizes_for(source: Any, root: str | Path | None, config: TrainConfig, start: 
     sized: dict[str, Any] = {"image_size": wanted.image_size} if wanted.image_size else {}
     sized |= {"interpolation": wanted.interpolation} if wanted.interpolation != "auto" else {}
     return {name: value for name, value in sized.items() if name in known}
-
-
-def weights_of(embedding: Embedding | None) -> dict[str, Path]:
-    """The copy of weights that a run keeps to embed images; nothing, and a warning, where they are not there."""
-    if embedding is None:
-        return {}
-    if embedding.place is None or sha256_of(embedding.place) != embedding.weights:
-        absent = f"the weights that made the features ({embedding.file}) are not beside them, or are other ones"
-        warnings.warn(f"{absent}: the model will predict from features, but not from images", stacklevel=3)
-        return {}
-    return {embedding.weights_name: embedding.place}
 
 
 def data_of(run: Run, data: Any = None) -> Dataset:

@@ -61,7 +61,8 @@ class Step:
         consistent = settings.consistency > 0 and stage.trains == "all"
         ramp = settings.consistency_ramp * settings.epochs
         self.consistency = Consistency(settings.consistency, ramp) if consistent else None
-        self.mixing = cutmix if settings.cutmix else mixup if any(own.mixup for own in each) else None
+        mixed = mixup if any(own.mixup for own in each) else None
+        self.mixing = cutmix if settings.cutmix else mixed
         self.average = [p.detach().clone() for p in self.weights] if settings.average else []
         self.epoch_mean = EpochMean(self.parameters) if stage.weight_averaging else None
         samples = stage.number("swag_samples", settings)

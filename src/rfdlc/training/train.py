@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rfdlc.data.embedding import weights_of
 from rfdlc.decide.scores import check_class_names
 from rfdlc.errors import REPLACE, InputError, expect, listing, repeated
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import NETWORK, Model, OwnBackbone, start_of
-from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, load_for, sizes_for, weights_of
+from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, load_for, sizes_for
 from rfdlc.training.trainer import Trainer
 from rfdlc.training.tuning import check_tuning, tune
 

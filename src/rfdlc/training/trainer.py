@@ -70,7 +70,7 @@ class Trainer:
         config, data, group = run.config, self.data, self.group
         if run.writes and run.exists:
             data_of(other := Run(run.path), data)
-            same = {*MAY_CHANGE, *other.tuning.get("chosen", ())}
+            same = {*MAY_CHANGE, *other.chosen}
             names = [name for name, value in config if name not in same and getattr(other.config, name) != value]
             names += [] if other.method_name == run.method_name else [f"method {other.method_name}"]
             expect(not names, f"{run.path} holds another run (it differs in {listing(names)}): choose another folder")

@@ -133,9 +133,7 @@ def _zipped(path: Path, key: str) -> Any:
     """Rows of an array in an `.npz` file on demand, or the whole array where it is stored by column."""
     archive = zipfile.ZipFile(path)  # stays open as long as its rows are read
     file, member = archive.open(f"{key}.npy"), archive.getinfo(f"{key}.npy")
-    old = np.lib.format.read_magic(file) == (1, 0)
-    header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-    shape, by_column, dtype = header(file)
+    shape, by_column, dtype = read_header(file)
     if dtype.hasobject or by_column or not shape:
         return np.load(path, allow_pickle=False)[key]
     if member.compress_type != zipfile.ZIP_STORED:
@@ -144,6 +142,12 @@ def _zipped(path: Path, key: str) -> Any:
     stored.seek(member.header_offset + 26)
     start = member.header_offset + 30 + sum(struct.unpack("<HH", stored.read(4)))  # name and extra field lie between
     return ZippedRows(path, stored, start + file.tell(), shape, dtype)
+
+
+def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape of an array in numpy's format, whether it is stored by column, and its type; its content follows."""
+    old = np.lib.format.read_magic(file) == (1, 0)
+    return (np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0)(file)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
-from rfdlc.data.frames import frame_columns, list_of, with_items
+from rfdlc.data.frames import CLASS, columns_of, list_of, with_items
 from rfdlc.data.inspection import leaking_columns
 from rfdlc.data.longtail import far_from_asked, hold_out_indices
 from rfdlc.data.sources.image_files import is_image
@@ -31,13 +31,11 @@ from rfdlc.data.table import (
     text_column,
 )  # fmt: skip
 from rfdlc.dates import is_date
-from rfdlc.decide.classes import as_array
 from rfdlc.errors import expect, listing, suggestion
-from rfdlc.tables import check_names, open_table, read_columns, split_name
+from rfdlc.tables import open_table, read_columns, split_name
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 TARGETS = ("target", "label", "class", "y")
-CLASS, SPLIT = "target", "split"  # columns of what is given beside a data frame
 LEAKS = (
     "column {0!r} {1}: if it is known only after the class, or made from it, leave it out "
     "(--drop {2}; in Python drop=[{0!r}])"
@@ -68,7 +66,7 @@ def read(
 ) -> Dataset:  # fmt: skip
     """One row per sample; `target`, `groups`, `split`, `drop`, `time` name columns. Training rows give the encoding."""
     where = str(source) if isinstance(source, Path) else "data frame"
-    table = read_columns(source, of_samples=True) if isinstance(source, Path) else _of_frame(source)
+    table = read_columns(source, of_samples=True) if isinstance(source, Path) else columns_of(source)
     if isinstance(source, dict | tuple | list):
         expect(target is None, f"target {target!r} names a column, but labels are given, too: leave one of them out")
         target = CLASS
@@ -78,24 +76,14 @@ def read(
     target, found = check_roles(where, table, target, groups, split, time, *single)
     if "column 1" in table:
         found.append("the first line holds values and was read as a row: columns are called column 1, column 2, ...")
-    absent = _missing(table[target])
-    told = f"{where}: the target {target!r} is missing in row {listing(absent, 5)}{_spelt(table[target], absent)}"
-    expect(skip_broken or not absent, f"{told}; remove them, or leave them out with {SKIPPING}")
-    if absent:
-        kept = np.setdiff1d(np.arange(len(table[target])), np.array(absent) - 1)
-        table = {name: cells.take(kept) for name, cells in table.items()}
+    table, absent = _with_class(where, table, target, skip_broken)
     labels, names = classes_of(where, table.pop(target))
     group_of = None
     if groups is not None:
         empty = listing(_missing(table[groups]), 5)
         expect(not empty, f"{where}: the group column {groups!r} is empty in row {empty}")
         group_of = text_column(table.pop(groups)).astype(str)
-    notes = [f"column {column!r} was left out as asked" for column in drop]
-    table = {name: cells for name, cells in table.items() if name not in drop}
-    table = table if isinstance(source, Path) else with_items(table)
-    unread = [name for name, cells in table.items() if _holds_bytes(cells)]
-    told = "holds bytes that are neither images nor text, and was left out"
-    notes += [f"column {name!r} {told}" for name in unread if table.pop(name) is not None]
+    table, notes = _readable(table, drop, lists=not isinstance(source, Path))
     column = split or split_column(table)
     positions = {"train": np.arange(len(labels))}
     if time is not None:
@@ -132,37 +120,33 @@ def read(
     return replace(data, encoder=encoder, skipped=tuple(f"{where}: row {row} has no target" for row in absent))
 
 
+def _with_class(where: str, table: Table, target: str, skip_broken: bool) -> tuple[Table, list[int]]:
+    """The rows that have a class, and the numbers, from 1 on, of those that have none."""
+    absent = _missing(table[target])
+    told = f"{where}: the target {target!r} is missing in row {listing(absent, 5)}{_spelt(table[target], absent)}"
+    expect(skip_broken or not absent, f"{told}; remove them, or leave them out with {SKIPPING}")
+    if not absent:
+        return table, []
+    kept = np.setdiff1d(np.arange(len(table[target])), np.array(absent) - 1)
+    return {name: cells.take(kept) for name, cells in table.items()}, absent
+
+
+def _readable(table: Table, drop: Sequence[str], lists: bool) -> tuple[Table, list[str]]:
+    """The columns that may become features, with those of `lists` item by item, and notes on the others."""
+    notes = [f"column {column!r} was left out as asked" for column in drop]
+    kept = {name: cells for name, cells in table.items() if name not in drop}
+    kept = with_items(kept) if lists else kept
+    unread = [name for name, cells in kept.items() if _holds_bytes(cells)]
+    notes += [f"column {name!r} holds bytes that are neither images nor text, and was left out" for name in unread]
+    return {name: cells for name, cells in kept.items() if name not in unread}, notes
+
+
 def _codes(column: Column) -> NDArray[np.float64]:
     """Numbers as they are, and numbers for dates and texts."""
     if column.dtype != object:
         return as_numbers(column)
     places: dict[Any, int] = {}
     return np.fromiter((places.setdefault(text, len(places)) for text in column), np.float64, len(column))
-
-
-def is_frame(source: Any) -> bool:
-    """Whether this is a data frame, or `(X, y)` with a data frame X, or such pairs by split."""
-    each = source.values() if isinstance(source, dict) else [source]
-    pairs = [own[0] for own in each if isinstance(own, tuple | list) and len(own) == 2]
-    return all(type(own).__name__ == "DataFrame" for own in (pairs if pairs and len(pairs) == len(each) else [source]))
-
-
-def _of_frame(source: Any) -> Table:
-    """Columns of a data frame; with those of labels and splits that are given beside it."""
-    if not isinstance(source, dict | tuple | list):
-        check_names("data frame", [str(name) for name in source.columns])
-        return frame_columns(source)
-    parts = list[Table]()
-    for split, (frame, labels) in source.items() if isinstance(source, dict) else [("", source)]:
-        own, cells = _of_frame(frame), np.array(as_array(labels), dtype=object)
-        taken = [name for name in own if name in (CLASS, SPLIT)]
-        expect(not taken, f"data frame: column {listing(taken)} beside labels: rename or drop it")
-        told = f"data frame: {len(frame):,} rows and labels of shape {cells.shape}: expected one label per row"
-        expect(cells.shape == (len(frame),), told)
-        parts.append(own | {CLASS: cells} | ({SPLIT: np.full(len(frame), split, dtype=object)} if split else {}))
-    differ = sorted({name for own in parts for name in own if not all(name in each for each in parts)})
-    expect(not differ, f"data frames of splits: column {listing(differ)} is not in all of them: add or drop it")
-    return {name: np.concatenate([own[name] for own in parts]) for name in parts[0]}
 
 
 class TableRows:

@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fastapi import Request
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
@@ -64,6 +67,17 @@ FEEDBACK_ROUTE: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Consecutive decisions of one decider."""
+
+    decider: Decider
+    first: int  # their place among all decisions
+    p: NDArray[np.float32]  # (n, C)
+    index: NDArray[np.int64]  # (n,) of the actions
+    columns: dict[str, Any]  # those of LOGGED, one entry per decision
+
+
 class DecisionLog:
     """The log of one version of a model; used on the event loop, except for what `_write` does in its thread."""
 
@@ -76,7 +90,7 @@ class DecisionLog:
         self.dropped = 0
         self._count, self._written, self._queued = 0, time.monotonic(), 0
         self._answers: list[tuple[float, Answer]] = []
-        self._rows: list[dict[str, Any]] = []
+        self._blocks: list[_Block] = []
         self._thread = ThreadPoolExecutor(1, "decision-log")
         self._of_version = np.zeros(RING, dtype=np.int32)  # 0: none
         self._action, self._confidence = np.zeros(RING, dtype=np.int32), np.zeros(RING, dtype=np.float32)
@@ -168,71 +182,69 @@ class DecisionLog:
     def _gather(self) -> None:
         """From answers to columns, for many answers at once."""
         answers, self._answers = self._answers, []
-        while answers:  # of one decider at a time
-            decider = answers[0][1].decider
-            size = next((i for i, (_, answer) in enumerate(answers) if answer.decider is not decider), len(answers))
-            self._join(decider, answers[:size])
-            answers = answers[size:]
-        if sum(len(rows["time"]) for rows in self._rows) >= ROWS:
+        for _, own in groupby(answers, lambda each: id(each[1].decider)):
+            self._join(list(own))
+        if sum(len(block.p) for block in self._blocks) >= ROWS:
             self._send()
 
-    def _join(self, decider: Decider, answers: list[tuple[float, Answer]]) -> None:
+    def _join(self, answers: list[tuple[float, Answer]]) -> None:
+        """Answers of one decider."""
+        decider = answers[0][1].decider
         p = np.concatenate([answer.probabilities for _, answer in answers]).astype(np.float32)
-        expected, reason, names = [], [], []
-        for _, answer in answers:
-            names += answer.columns["action"]
-            expected += answer.columns["expected_utility"]
-            reason += answer.columns["reason"]
+        columns: dict[str, Any] = {
+            name: [cell for _, answer in answers for cell in answer.columns[name]] for name in LOGGED if name != "time"
+        }
+        columns["time"] = np.repeat([when for when, _ in answers], [len(answer.probabilities) for _, answer in answers])
         version, place = decider_version(decider), {name: i for i, name in enumerate(decider.utility.actions)}
-        action = np.array([place[name] for name in names], dtype=np.int64)
-        times = np.repeat([when for when, _ in answers], [len(answer.probabilities) for _, answer in answers])
+        action = np.array([place[name] for name in columns["action"]], dtype=np.int64)
         first = self._numbered
         self._numbered += len(p)
         spots = np.arange(first, first + len(p)) % RING
         self._of_version[spots] = self._versions.setdefault(version, len(self._versions) + 1)
-        self._action[spots], self._expected[spots] = action, expected
+        self._action[spots], self._expected[spots] = action, columns["expected_utility"]
         self._confidence[spots] = p.max(axis=1)
         self._label[spots], self._propensity[spots] = -1, np.nan
-        columns = {"action": names, "expected_utility": expected, "reason": reason, "time": times}
-        self._rows.append({"decider": decider, "first": first, "p": p, "index": action, **columns})
+        self._blocks.append(_Block(decider, first, p, action, columns))
 
     _numbered = 0  # decisions that have been gathered
 
     def _send(self) -> "Future[None] | None":
-        rows, self._rows, self._written = self._rows, [], time.monotonic()
-        size = sum(len(each["time"]) for each in rows)
+        blocks, self._blocks, self._written = self._blocks, [], time.monotonic()
+        size = sum(len(block.p) for block in blocks)
         if not size or self._queued + size > WAITING:
             self.dropped += size
             return None
         self._queued += size
 
         def write() -> None:
-            for run in _runs(rows):
-                with _reported("watched", run):
-                    with _reported("logged", run) as failed:
-                        self._write(run)
+            for _, same in groupby(blocks, lambda block: id(block.decider)):
+                own = list(same)
+                count = sum(len(block.p) for block in own)
+                with _reported("watched", count):
+                    with _reported("logged", count) as failed:
+                        self._write(own)
                     if failed:
-                        self.dropped += sum(len(each["p"]) for each in run)
+                        self.dropped += count
                     else:
-                        self._watch(run)
+                        self._watch(own)
             self._queued -= size
 
         return self._thread.submit(write)
 
-    def _write(self, rows: list[dict[str, Any]]) -> None:
+    def _write(self, blocks: list[_Block]) -> None:
         """One complete file of one decider."""
         import pyarrow
         from pyarrow.parquet import write_table
 
-        decider: Decider = rows[0]["decider"]
-        version, p = decider_version(decider), np.concatenate([each["p"] for each in rows])
+        decider, first = blocks[0].decider, blocks[0].first
+        version, p = decider_version(decider), np.concatenate([block.p for block in blocks])
         place = self.folder / DECIDERS / f"{version}.json"
         if not place.is_file():
             with replacing(place) as beside:
                 decider.save(beside)
         columns: dict[str, Any] = {
-            "id": [f"{self.prefix}-{each['first'] + i}" for each in rows for i in range(len(each["p"]))],
-            **{name: [cell for each in rows for cell in each[name]] for name in LOGGED},
+            "id": [f"{self.prefix}-{block.first + i}" for block in blocks for i in range(len(block.p))],
+            **{name: [cell for block in blocks for cell in block.columns[name]] for name in LOGGED},
             "decider": [version] * len(p),
             KIND: [CORRECTED] * len(p),
         }
@@ -240,20 +252,20 @@ class DecisionLog:
         prior = decider.decided_prior
         known = {"rfdlc_decider": version, "rfdlc_prior": json.dumps(None if prior is None else prior.tolist())}
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")  # the last by name is the last written
-        with replacing(self.folder / f"decisions-{stamp}-{rows[0]['first']:012d}-{self.prefix}.parquet") as beside:
+        with replacing(self.folder / f"decisions-{stamp}-{first:012d}-{self.prefix}.parquet") as beside:
             write_table(pyarrow.table(columns).replace_schema_metadata(known), beside)
         for old in sorted(self.folder.glob("decisions-*.parquet"))[:-FILES]:
             old.unlink(missing_ok=True)
 
-    def _watch(self, rows: list[dict[str, Any]]) -> None:
+    def _watch(self, blocks: list[_Block]) -> None:
         if self.held_out is None:
             return
-        decider, p = rows[0]["decider"], np.concatenate([each["p"] for each in rows])
+        decider, p = blocks[0].decider, np.concatenate([block.p for block in blocks])
         if self.monitor is None or self._monitored != decider_version(decider):
             self.monitor = Monitor(Reference.fit(decider, self.held_out), per_month=self.per_month)
             self._monitored = decider_version(decider)
-        index = np.concatenate([each["index"] for each in rows])
-        strange = np.array([cell == UNFAMILIAR for each in rows for cell in each["reason"]])
+        index = np.concatenate([block.index for block in blocks])
+        strange = np.array([cell == UNFAMILIAR for block in blocks for cell in block.columns["reason"]])
         most = max(MONITORED[0], MONITORED[1] // p.shape[1])  # spread evenly over a file
         own = np.linspace(0, len(p) - 1, min(len(p), most)).astype(np.int64)
         kept = p[own].astype(np.float64)
@@ -264,26 +276,15 @@ class DecisionLog:
 
 
 @contextmanager
-def _reported(what: str, rows: list[dict[str, Any]]) -> Iterator[list[str]]:
+def _reported(what: str, decisions: int) -> Iterator[list[str]]:
     """Log a failure, such as a full disk, which must not stop the server; its name is in the list afterwards."""
     found: list[str] = []
     try:
         yield found
     except Exception as error:
         found.append(type(error).__name__)
-        fields = {"error": found[0], "decisions": sum(len(each["p"]) for each in rows)}
+        fields = {"error": found[0], "decisions": decisions}
         LOGGER.error(f"decisions were not {what}", extra={"fields": fields})
-
-
-def _runs(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Consecutive rows of one decider."""
-    found: list[list[dict[str, Any]]] = []
-    for each in rows:
-        if found and found[-1][0]["decider"] is each["decider"]:
-            found[-1].append(each)
-        else:
-            found.append([each])
-    return found
 
 
 def _append(path: Path, text: str) -> None:

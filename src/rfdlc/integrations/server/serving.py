@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.integrations.server.backend import MONTH, Limits
+from rfdlc.integrations.server.backend import MONTH, Backend, Limits
 
 SHORTEST_TOKEN = 16
 URL_SAFE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -56,24 +56,16 @@ def serve(
         import uvicorn
 
         from rfdlc.integrations.server.app import create_app
-        from rfdlc.integrations.server.workers import ModelProcess
     except ImportError:
         raise InputError('serving needs fastapi and uvicorn: pip install "rfdlc[serve]"') from None
     limits = limits or Limits()
-    backends = {}
     taken = "version 1 is the model itself: give the other one another name, such as 2=model.onnx"
     expect("1" not in (versions or {}), taken)
     fixed = decider if isinstance(decider, Decider) else None
     expect(not (fixed and versions), "a decider was fitted for one model: serve other versions on ports of their own")
     paths, live = {"1": model, **(versions or {})}, Path(decider) if isinstance(decider, str | Path) else None
     expect(reference is None or log_decisions is not None, "--reference is for --log-decisions DIR: give both")
-    for version, path in paths.items():
-        expect(URL_SAFE.fullmatch(version), f"version {version!r}: expected letters, digits, dots, - and _")
-        backends[version] = ModelProcess(path, utility, target_prior, fixed).open()
-    first = backends["1"].decider.utility
-    for version, backend in backends.items():
-        alike = backend.decider.utility.classes.names == first.classes.names
-        expect(alike, f"version {version} has other classes than version 1: serve it on a port of its own")
+    backends = _opened(paths, utility, target_prior, fixed)
     expect(name is None or URL_SAFE.fullmatch(name), f"name {name!r}: expected letters, digits, dots, - and _")
     logs = {v: _decision_log(v, path, log_decisions, reference, per_month, backends) for v, path in paths.items()}
     known = name or re.sub(r"[^\w.-]+", "-", backends["1"].name, flags=re.ASCII)
@@ -83,29 +75,49 @@ def serve(
         server.config.load()
     except OSError as error:
         raise InputError(f"{certificate}: cannot be used for TLS ({error.strerror}): expected PEM files") from None
-    stop = server.handle_exit
-
-    def drain(number: int, frame: Any) -> None:
-        wait = limits.drain if number == signal.SIGTERM and not app.state.draining else 0.0
-        app.state.draining = True
-        threading.Timer(wait, stop, (number, frame)).start()
-        last = threading.Timer(wait + 2 * limits.seconds + 2, os._exit, (1,))  # all have been answered, if by a 503
-        last.daemon = True
-        last.start()
-
-    server.handle_exit = drain  # type: ignore[method-assign, assignment]
-    listening, handler = listen(host, port), JsonLines()
+    server.handle_exit = partial(_drain, app, limits, server.handle_exit)  # type: ignore[method-assign]
+    listening = listen(host, port)
     for worker in app.state.workers:
         worker.start()
+    _log_as_json(quiet)
+    fields = {"host": host, "port": listening.getsockname()[1], "token": token is not None}
+    logging.getLogger("rfdlc.serve").info("listening", extra={"fields": fields})
+    with warnings.catch_warnings(action="ignore"):  # they would quote utilities that clients send
+        server.run(sockets=[listening])
+
+
+def _opened(paths: Mapping[str, str | Path], *decided_by: Any) -> dict[str, Backend]:
+    """The model of each version: all have the classes of the first."""
+    from rfdlc.integrations.server.workers import ModelProcess
+
+    backends = {}
+    for version, path in paths.items():
+        expect(URL_SAFE.fullmatch(version), f"version {version!r}: expected letters, digits, dots, - and _")
+        backends[version] = ModelProcess(path, *decided_by).open()
+    first = backends["1"].decider.utility
+    for version, backend in backends.items():
+        alike = backend.decider.utility.classes.names == first.classes.names
+        expect(alike, f"version {version} has other classes than version 1: serve it on a port of its own")
+    return backends
+
+
+def _drain(app: Any, limits: Limits, stop: Callable[[int, Any], object], number: int, frame: Any) -> None:
+    """Handle a signal: /ready says no for a while, then the server stops."""
+    wait = limits.drain if number == signal.SIGTERM and not app.state.draining else 0.0
+    app.state.draining = True
+    threading.Timer(wait, stop, (number, frame)).start()
+    last = threading.Timer(wait + 2 * limits.seconds + 2, os._exit, (1,))  # all have been answered, if by a 503
+    last.daemon = True
+    last.start()
+
+
+def _log_as_json(quiet: bool) -> None:
+    handler = JsonLines()
     for name, level in (("rfdlc.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
     logging.getLogger("rfdlc.serve.requests").setLevel(logging.ERROR if quiet else logging.INFO)
-    fields = {"host": host, "port": listening.getsockname()[1], "token": token is not None}
-    logging.getLogger("rfdlc.serve").info("listening", extra={"fields": fields})
-    with warnings.catch_warnings(action="ignore"):  # they would quote utilities that clients send
-        server.run(sockets=[listening])
 
 
 def _decision_log(

@@ -1,0 +1,85 @@
+"""Which trial is best, by what its loss would be after as many epochs as the training has."""
+
+import math
+from typing import NamedTuple
+
+from rfdlc.training.trial_plan import Rung, Settings, TrialPlan
+from rfdlc.training.tuning.candidates import missing_regularisers
+from rfdlc.training.tuning.planning import LONG_EPOCHS
+
+CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial
+STEEPEST = 0.7  # the least factor by which a loss is expected to fall again: those near chance fall fast for a while
+UNCERTAIN = 2  # standard errors: as much better must a trial be that regularises less
+LESS = 0.75  # of what twice the epochs gain, twice as many again gain
+RISE = 1.05  # of the loss with more epochs, from which on fewer epochs are better
+SLOWER = 0.1  # of the loss, by which shorter trials with RandAugment may be behind
+
+
+class _Expected(NamedTuple):
+    """A trial, its loss and standard error as expected at the end of the training, and the regularisers it lacks."""
+
+    settings: Settings
+    loss: float
+    error: float
+    missing: int
+
+
+def choose_settings(plan: TrialPlan) -> Settings:
+    """The settings of the best trial, and the epochs: fewer where more of them clearly raised its loss."""
+    more = plan.network | plan.trainings
+    if not plan.rungs:
+        return {"epochs": plan.epochs, **more}
+    best = best_first(plan)[0]
+    tried = [(loss, rung.epochs) for rung in plan.rungs for own, loss in rung.pairs if own == best]
+    lowest, longest = min(tried), max(tried, key=lambda pair: pair[1])
+    error = UNCERTAIN * max(error for rung in plan.rungs for error in rung.errors or [0.0])
+    fewer = longest[0] > max(RISE * lowest[0], lowest[0] + error)
+    if "randaugment" in best.get("augment", "") and not fewer:
+        best = {**best, **plan.stronger}
+    return {**more, **best, "epochs": lowest[1] if fewer else plan.epochs}
+
+
+def best_first(plan: TrialPlan) -> list[Settings]:
+    """The trials of the last rung that has losses; of variations, the best one."""
+    *earlier, last = plan.tried
+    if last.varies:
+        return [_best_variation(last, max(earlier[-1].errors or [0.0]))]
+    trials = _expected(last, earlier, plan)
+    best = min(trials, key=lambda trial: trial.loss)
+
+    def place(trial: _Expected) -> tuple[bool, int, float]:
+        """Trials that regularise less come first only if they are clearly better."""
+        slack = UNCERTAIN * max(trial.error, best.error)
+        if trial.missing < 0 and last.epochs < LONG_EPOCHS:
+            slack = max(slack, SLOWER * best.loss)
+        near = trial.loss <= best.loss + slack
+        return not near, trial.missing if near else 0, trial.loss
+
+    return [trial.settings for trial in sorted(trials, key=place)]
+
+
+def _best_variation(rung: Rung, error: float) -> Settings:
+    """The first trial is the best so far: others must clearly improve it, but for plain networks."""
+    (first, lowest), *others = rung.pairs
+    best = first
+    for own, loss in others:
+        needed = loss if "prior_tau" in own else (loss + UNCERTAIN * error) / CLEARLY
+        if needed < lowest:
+            best, lowest = own, needed
+    return best
+
+
+def _expected(last: Rung, earlier: list[Rung], plan: TrialPlan) -> list[_Expected]:
+    """The factor by which twice the epochs lowered a loss is expected again, and less of it every time.
+
+    That is until the epochs of the training: networks that are regularised learn slowly at first, and gain for longer.
+    """
+    before = {str(own): loss for rung in earlier for own, loss in rung.pairs if loss < math.inf}  # the latest rung's
+    doublings = max(1.0, math.log2(plan.epochs / last.epochs))
+    again = (1 - LESS**doublings) / (1 - LESS)
+    found = []
+    for (own, loss), error in zip(last.pairs, last.errors or [0.0] * len(last.trials), strict=True):
+        ratio = loss / max(before.get(str(own), loss), 1e-12)
+        factor = min(1.0, max(ratio, STEEPEST)) ** again
+        found.append(_Expected(own, loss * factor, error * factor, missing_regularisers(own, plan.stronger)))
+    return found
