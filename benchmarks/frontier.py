@@ -257,17 +257,18 @@ def among_present(predictions: Predictions, decider: rfdlc.Decider) -> dict[str,
 
 
 def calibrated(options: argparse.Namespace, stamp: dict[str, str]) -> None:
-    """Runs by each calibrator, fitted with samples that count alike, and with classes that do."""
+    """Runs by each calibrator and half of it, fitted with samples that count alike, and with classes that do."""
     if options.further and options.data:
         predict_further(options)
     split = "further" if options.further else "test"
     for run, decider in kept(options.keep):
         held = Predictions.load(run.path / "held-out.npz")
         scored = Predictions.load(run.path / f"{'further' if options.further else 'predictions'}.npz")
-        for name, even in product(CALIBRATORS, (False, True)):
-            fitted = decider.replace(calibration=name).fit(held, balanced=even)
+        for name, (even, strength) in product(CALIBRATORS, ((False, 1.0), (True, 1.0), (False, 0.5))):
+            fitted = decider.replace(calibration=name).fit(held, balanced=even, strength=strength)
             named = {"data": options.source, "run": run.path.name, "seed": run.config.seed, "split": split}
-            named |= {"epochs": run.config.epochs, "calibration": name + ", classes alike" * even}
+            named |= {"epochs": run.config.epochs, "calibration": name + ", half" * (strength < 1)}
+            named["calibration"] += ", classes alike" * even
             shown = written((among_present if options.further else metrics)(scored, fitted), CALIBRATED)
             append(options.out, [named | shown | stamp], CALIBRATED)
             print(*named.values(), shown["accuracy"], shown["ece"], shown["nll"], flush=True)

@@ -160,8 +160,7 @@ def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
         path = tmp_path / f"run-{budget}"
         (run,) = [tuned(path, places(200), budget=budget, tune="off")]
         assert run.config.epochs == expected
-        assert run.config.refit == (budget != 1)  # no time for two epochs
-        assert run.config.warm_refit == (budget not in (1, "1h"))  # with more time, folds calibrate
+        assert run.config.refit == run.config.warm_refit == (budget != 1)  # no time for two epochs
         assert Run(path).config.epochs == read(path)["epochs"] == expected
         assert read(path)["seconds_per_epoch"] == 0.51
 
@@ -185,17 +184,15 @@ def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
     assert f"overrun    one epoch takes about 0.5 s, and one is the least: {late}" in capsys.readouterr().err
 
 
-def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path, monkeypatch):
+def test_a_budget_ends_with_a_training_on_all_samples(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.1 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     monkeypatch.setattr("time.perf_counter", lambda: 0.0)
-    folds, none = {"refit": True, "calibration_folds": 3}, {}
-    warm = {"refit": True, "warm_refit": True, "hold_out": 0.2}
+    warm, none = {"refit": True, "warm_refit": True, "hold_out": 0.2}, {}
     for number, (budget, more, length, chosen) in enumerate(
         (
-            (35, {}, 157, warm),  # 315 epochs: too few for four trainings of twice the usual 40
-            (40, {}, 90, folds),  # 360 epochs
-            (400, {}, 160, folds),
+            (35, {}, 157, warm),  # 315 epochs
+            (400, {}, 160, warm),  # four times the usual 40
             (400, {"hold_out": 0.3}, 160, none),  # the user's
             (400, {"calibration_folds": 5}, 160, none),
             (400, {"warm_refit": False}, 160, none),
@@ -206,7 +203,7 @@ def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path
         run = tuned(path, places(200), budget=budget, tune="off", **more)
         assert read(path)["chosen"] == {"epochs": length, **chosen}
         assert Run(path).config == run.config
-        assert run.config.trainings == (4 if chosen is folds else 2 if chosen is warm else 1)
+        assert run.config.trainings == (2 if chosen is warm else 1)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import torch
 
 import rfdlc
 from rfdlc.decide.predictions import Predictions
+from rfdlc.training import trainer
 from rfdlc.training.loop import build_stages
 from rfdlc.training.methods import find_method
 from rfdlc.training.step import Step
@@ -55,21 +56,36 @@ def test_only_before_it_held_out_samples_count_alike(images, tmp_path, settings)
     held = Predictions.load(tmp_path / "run/held-out.npz")
     alike, weighed = (model.decider.fit(held, balanced=balanced).fitted for balanced in (False, True))
     assert abs(alike.temperature - weighed.temperature) > 1e-3
-    assert model.decider.fitted == (weighed if settings else alike)
+    weak = alike.weakened(0.5, model.decider.train_prior)  # few epochs
+    assert model.decider.fitted == (weighed if settings else weak)
+
+
+@pytest.mark.parametrize(("settings", "settled", "strength"), [
+    ({}, 4, 0.5), ({}, 3, 1.0), ({"warm_refit": False}, 4, 1.0), ({"refit": False}, 4, 1.0),
+])  # fmt: skip
+def test_after_few_epochs_only_half_of_the_calibration_is_kept(
+    images, tmp_path, monkeypatch, settings, settled, strength
+):
+    monkeypatch.setattr(trainer, "SETTLED", settled)
+    model = rfdlc.train(images, "rf-dlc", tmp_path / "run", **SMALL | {"calibration": "temperature"} | settings)
+    held = Predictions.load(tmp_path / "run/held-out.npz")
+    full = model.decider.fit(held).fitted.as_affine()[0]
+    assert abs(full - 1) > 0.01
+    assert model.decider.fitted.as_affine()[0] == pytest.approx(1 + strength * (full - 1))
 
 
 def test_runs_of_a_stack_equal_runs_alone_and_resumed_ones(images, tmp_path, monkeypatch):
     seeds, sizes = (0, 1), []
 
-    def fit(trainer, runs, _fit=Trainer.fit):
-        stack = trainer.stacker.next_stack
-        trainer.stacker.next_stack = lambda waiting: sizes.append(len((found := stack(waiting)).members)) or found
-        return _fit(trainer, runs)
+    def fit(one, runs, _fit=Trainer.fit):
+        stack = one.stacker.next_stack
+        one.stacker.next_stack = lambda waiting: sizes.append(len((found := stack(waiting)).members)) or found
+        return _fit(one, runs)
 
-    def stop(trainer, run, member, epoch, _row=Trainer._history_row):
+    def stop(one, run, member, epoch, _row=Trainer._history_row):
         if (run.phase, epoch.epoch) == (1, 2):
             raise KeyboardInterrupt
-        return _row(trainer, run, member, epoch)
+        return _row(one, run, member, epoch)
 
     specs = [rfdlc.RunSpec(tmp_path / f"many-{seed}", "rf-dlc", SMALL | {"seed": seed}) for seed in seeds]
     with monkeypatch.context() as patch:

@@ -83,6 +83,11 @@ class Calibrator(Protocol):
         """
         return [self]
 
+    def weakened(self, strength: float, prior: Floats | None) -> "Calibrator":
+        """A share of the correction, for scores that carry `prior`; a power of log p is kept with its W and b."""
+        one = Auto({self.name: 1.0}, {self.name: self.to_dict()}, {}, self.prior)
+        return one.weakened(strength, prior) if self.power == 1 else self
+
     @property
     def short(self) -> str:
         """What was fitted, in a few words; `str` may say more."""
@@ -313,10 +318,7 @@ class Auto(Calibrator):
             return found
         if known is None and not all(carried):
             return replace(found, prior=held_out.carried(*found.mean))
-        with np.errstate(divide="ignore"):  # an absent class keeps the share 0
-            logs = np.log([each or known for each in carried])
-        prior = softmax(np.average(logs, axis=0, weights=[*shares.values()])[None])[0]
-        return replace(found, prior=tuple(prior.tolist()))
+        return replace(found, prior=_mean_prior([each or known for each in carried], [*shares.values()]))
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
@@ -343,6 +345,19 @@ class Auto(Calibrator):
     def as_affine(self) -> tuple[Any, Any]:
         return self.mean[0] * self.temperature**-self.power, self.mean[1]
 
+    def weakened(self, strength: float, prior: Floats | None) -> Calibrator:
+        if self.power != 1:
+            return self
+        expect(0 <= strength <= 1, f"strength {strength} is not a share: expected 0 to 1")
+        weights = {name: strength * own for name, own in self.weights.items()}
+        weights["none"] = 1 - strength + weights.get("none", 0.0)
+        expect(prior is not None or self.prior is None, "strength below 1 with a bias per class: give train_prior")
+        mean = None if self.prior is None else _mean_prior([prior, self.prior], [1 - strength, strength])
+        found = replace(self, weights=weights, parameters={**self.parameters, "none": {}}, prior=mean)
+        if self.estimating is None:
+            return found
+        return replace(found, estimating=self.from_dict(self.estimating).weakened(strength, prior).to_dict())
+
     def draws(self) -> Sequence[Calibrator]:
         if self.estimating:
             return self.from_dict(self.estimating).draws()
@@ -361,8 +376,17 @@ class Auto(Calibrator):
 
     def __str__(self) -> str:
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
-        reason = f"{'weights' if len(self.weighted) > 1 else 'chosen'} by cross-validated loss: {losses}"
-        return f"{self.short} ({reason if losses else 'too few samples or groups to choose'})"
+        several = len(self.weighted) > 1
+        reason = f"{'weights' if several else 'chosen'} by cross-validated loss: {losses}" if losses else ""
+        reason = reason or ("" if several else "too few samples or groups to choose")
+        return f"{self.short} ({reason})" if reason else self.short
+
+
+def _mean_prior(priors: Sequence[Any], weights: Sequence[float]) -> tuple[float, ...]:
+    """Their weighted geometric mean."""
+    with np.errstate(divide="ignore"):  # an absent class keeps the share 0
+        logs = np.log(priors)
+    return tuple(softmax(np.average(logs, axis=0, weights=weights)[None])[0].tolist())
 
 
 def _along_counts(name: str, training_counts: Any = None, **_: Any) -> csr_array:

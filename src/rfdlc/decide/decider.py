@@ -65,8 +65,7 @@ class Decider:
     unfamiliar : Unfamiliar, optional
         What `fit_unfamiliar` found: thresholds above which samples are handed over because they are unlike all others.
     fitted, joint, calibrated_on : optional
-        What `fit` found: the calibrator, the table (n_classes, n_classes) behind the check of estimated priors, and
-        hashes of the samples, by which `evaluate` notices them.
+        What `fit` found: the calibrator, the table (n_classes, n_classes) that checks estimated priors, sample hashes.
 
     Examples
     --------
@@ -120,13 +119,13 @@ class Decider:
 
     def fit(
         self, scores: Any, targets: ArrayLike | None = None, *, logits: bool = False, balanced: bool = False,
-        sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None, strength: float = 1.0,
     ) -> "Decider":  # fmt: skip
         """Return a decider that is calibrated on held-out scores and labels.
 
-        `balanced` gives every class the same total weight; a sample with `sample_weight` 2 counts as two. With `groups`
-        (N,), such as patients, or those of predictions, "auto" compares calibrators on groups that they were not fitted
-        to. Fitting again starts from the scores: nothing is ever calibrated or corrected twice.
+        `balanced` gives every class the same total weight; a sample with `sample_weight` 2 counts as two. "auto" makes
+        comparisons on `groups` (N,), such as patients, that calibrators were not fitted to. `strength` is the share of
+        the correction that is applied, below 1 if the model was trained further since. Nothing is calibrated twice.
         """
         checked, y = self.read_labelled(scores, targets, logits)
         expect(not checked.corrected, wording.CORRECTED_TWICE)
@@ -137,6 +136,7 @@ class Decider:
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
         wording.warn_of_absent(self, log_p, y)
         fitted = CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context) if self.calibration else None
+        fitted = fitted.weakened(strength, self.train_prior) if fitted and strength != 1 else fitted
         drawn = fitted.draws() if fitted else [NoCalibration()]
         middle, small = drawn[len(drawn) // 2], len(self.utility.classes) <= CHECKED_CLASSES
         joint = priors.joint_table(middle.apply(log_p), y, context["sample_weight"]) if small else None

@@ -8,7 +8,6 @@ from rfdlc.progress import announce, live
 from rfdlc.training import measuring
 from rfdlc.training.config import SAFETY, TrainConfig
 from rfdlc.training.measuring import MOST, relative_cost, seconds_per_epoch, steps_per_epoch, unwritten
-from rfdlc.training.methods import FOLDS, MOST_FOLDED
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.pretrained import INSTALL
 from rfdlc.training.run import Run
@@ -20,7 +19,6 @@ SHARE = 0.3  # of the work of the training, that its trials may cost
 FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
 FEW = 0.25  # of the usual number of epochs, below which a budget is too short for good results
-PLENTY = 2  # times the usual number of epochs, from which on a budget is better spent on more trainings than on epochs
 RETURNED = 0.2  # the share that is held out where a refit trains the same networks on it
 # Those of rf-dlc-strong, for trainings with RandAugment of so many epochs and steps: half of them do not show the gain.
 STRONGER: Settings = {"magnitude": 1.0, "cutout": 0.5, "mixup": 0.1, "weight_decay": 1e-3}
@@ -125,14 +123,13 @@ def epochs_of_each(config: TrainConfig, possible: float) -> int:
 
 
 def _trainings(trainer: Trainer, run: Run, possible: float) -> Settings:
-    """With a budget, all samples are trained on in the end: after folds, or further unless rates fall in steps."""
-    config, size = run.config, len(trainer.data.train)
+    """With a budget, the networks are trained further on all samples in the end, unless rates fall in steps."""
+    config = run.config
     fixed = run.given & {"refit", "warm_refit", "calibration_folds", "hold_out"}
-    if trainer.data.val is not None or not config.hold_out or config.refit or fixed or possible < 2:
+    apart = trainer.data.val is not None or not config.hold_out
+    if apart or config.refit or fixed or possible < 2 or config.schedule != "cosine":
         return {}
-    if size <= MOST_FOLDED and possible >= (FOLDS + 1) * PLENTY * config.epochs:
-        return {"refit": True, "calibration_folds": FOLDS}
-    return {"refit": True, "warm_refit": True, "hold_out": RETURNED} if config.schedule == "cosine" else {}
+    return {"refit": True, "warm_refit": True, "hold_out": RETURNED}
 
 
 def _announce_network(config: TrainConfig) -> None:
