@@ -45,6 +45,7 @@ from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.metrics import bin_of
 from rfdlc.decide.predictions import Predictions
 from rfdlc.training._stacking import OWN
+from rfdlc.training.methods import SMALL_CNN
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
 
@@ -84,6 +85,21 @@ CHOICES: dict[str, Row] = {
     "schedule=step autoaugment": (STRONG, {"schedule": "step", "decay": 0.1, "augment": "autoaugment"}),
     "all samples": (STRONG, ALL_SAMPLES),
     "warm refit": (STRONG, {"refit": True, "warm_refit": True}),  # beside "all samples", which is what a refit trains
+    "warm refit, small CNN": (  # as short budgets train
+        "rf-dlc",
+        {
+            "refit": True,
+            "warm_refit": True,
+            "hold_out": 0.2,
+            "backbone": "cnn",
+            "particles": 1,
+            "repulsion": "none",
+            "mixup": 0,
+            "augment": "crop",
+            "calibration": "auto",
+            **SMALL_CNN,
+        },
+    ),
     "refit after three folds": (STRONG, {"refit": True, "calibration_folds": 3}),
     "test_shift=0": (STRONG, {"test_shift": 0}),
     **{

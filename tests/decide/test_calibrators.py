@@ -138,6 +138,16 @@ def test_a_weaker_calibration_is_between_all_of_it_and_none(name, strength):
     assert "none" in str(weak.fitted)
 
 
+def test_the_slope_is_that_of_differences_between_scores():
+    """Of W = a I with anything added to all classes alike, which changes no probability, it is a."""
+    rng = np.random.default_rng(0)
+    assert fitting.slope(0.7) == pytest.approx(fitting.slope(np.full(5, 0.7))) == 0.7
+    assert fitting.slope(0.7 * np.eye(5) + rng.normal(size=5)) == pytest.approx(0.7)
+    W = rng.normal(size=(4, 4))
+    centred = np.eye(4) - 0.25
+    assert fitting.slope(W) == pytest.approx(np.trace(centred @ W) / 3)
+
+
 def test_the_strength_of_a_calibration_is_a_share():
     z, y = sample(np.random.default_rng(0), 50, np.full(3, 1 / 3))
     for wrong in (-0.1, 1.5, np.nan):

@@ -20,6 +20,7 @@ from rfdlc.data.dataset import Dataset
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, evaluate
+from rfdlc.decide.fitting import slope
 from rfdlc.decide.metrics import measure
 from rfdlc.decide.outcomes import cross_fitted
 from rfdlc.decide.predictions import Predictions
@@ -46,7 +47,8 @@ from rfdlc.training.tabular import check_table, fit_table, table_plan
 MAY_CHANGE = ("device", "workers", "compile", "execution", "parallel", "log")  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = 20.0  # an epoch may take a tenth of a second: writing after each would slow it down
 SECONDS_UNTIL_FILES_AGREE = 90
-SETTLED, WEAKENED = 100, 0.5  # epochs before a warm refit, below which only half of their calibration holds after it
+# After fewer epochs networks are too certain of what they have not learned yet; a warm refit mends half of that.
+SETTLED, WEAKENED = 100, 0.5
 ENOUGH_TO_LEARN = 10  # epochs, after which a loss above that of the first is worth a warning
 OTHERS = {"features": "; preset=table for a table", "table": "; preset=features for those of a network"}
 
@@ -248,12 +250,13 @@ def _joined(run: Run, predictions: Predictions, samples: int, groups: Any) -> Pr
 def _calibrate(run: Run, predictions: Predictions, weights: Floats | None = None) -> None:
     """Write the decider, fitted to held-out predictions, and the predictions."""
     decider = new_decider(run.method_name, run.config, run.classes).replace(weights=weights)
-    # Classes that count alike cure scores that lean to the head. A warm refit does so, too, and needs less noise: what
-    # networks are wrong about after few epochs, they learn in it.
     if decider.calibration is not None:
+        # Classes that count alike cure scores that lean to the head. A warm refit does so, too, and needs less noise.
         warm = run.config.refit and run.config.warm_refit
-        strength = WEAKENED if warm and run.config.epochs < SETTLED else 1.0
-        decider = decider.fit(predictions, balanced=is_uniform(decider.target_prior) and not warm, strength=strength)
+        even = is_uniform(decider.target_prior) and not warm
+        found = decider.fit(predictions, balanced=even)
+        early = warm and run.config.epochs < SETTLED and slope(found.fitted.as_affine()[0]) < 1
+        decider = decider.fit(predictions, balanced=even, strength=WEAKENED) if early else found
     run.write("decider.json", decider.save)
     run.write("held-out.npz", predictions.save)
 
