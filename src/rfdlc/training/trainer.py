@@ -255,7 +255,8 @@ def _calibrate(run: Run, predictions: Predictions, weights: Floats | None = None
         warm = run.config.refit and run.config.warm_refit
         even = is_uniform(decider.target_prior) and not warm
         found = decider.fit(predictions, balanced=even)
-        early = warm and run.config.epochs < SETTLED and slope(found.fitted.as_affine()[0]) < 1
+        softens = found.fitted is not None and slope(found.fitted.as_affine()[0]) < 1
+        early = warm and softens and run.config.epochs < SETTLED
         decider = decider.fit(predictions, balanced=even, strength=WEAKENED) if early else found
     run.write("decider.json", decider.save)
     run.write("held-out.npz", predictions.save)
