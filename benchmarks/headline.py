@@ -127,7 +127,7 @@ def unfamiliar() -> tuple[str, str]:
 
 TASKS: dict[str, tuple[str, Callable[[], tuple[str, str]]]] = {
     "Breast tumours, a missed one costs 25: mean cost of a decision": ("costs", costs),
-    "24 imbalanced tables, 4 metrics each": ("tabular", tables),
+    "28 imbalanced tables, 4 metrics each": ("tabular", tables),
     "Features of a pretrained network, CIFAR100-LT: accuracy, rare classes (%)": ("features", features),
     "Three EfficientNet-Lite0 fine-tuned on Caltech101-LT: accuracy, rare classes (%)": ("finetune", photographs),
     "Three ResNet-32 trained on CIFAR100-LT: accuracy, rare classes (%)": ("frontier", scratch),

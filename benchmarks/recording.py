@@ -59,8 +59,11 @@ def write(
     packages: Iterable[str],
     measured: str = "",
     columns: Sequence[str] = MEASURED,
+    before: Iterable[dict[str, object]] = (),
 ) -> Path:
     """Print the rows as a person reads them, then write `results/<name>.csv`; `measured` is the commit without git.
+
+    Rows of earlier runs (`before`) come first, and keep their hardware, versions, commit and date.
 
     The file is replaced when all rows are there: a benchmark that was stopped leaves the old one.
     """
@@ -72,7 +75,7 @@ def write(
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.csv"
-    found = []
+    found = [*before]
     for row in rows:
         found.append(row | common)
         print("  ".join(f"{key} {value}" for key, value in row.items() if value != ""), flush=True)

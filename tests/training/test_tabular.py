@@ -355,6 +355,15 @@ def test_members_that_are_worse_than_chance_get_equal_weights():
     np.testing.assert_allclose(weights, 1 / 3)
 
 
+def test_the_temperature_of_a_bad_candidate_is_no_concern_of_users():
+    generator = np.random.default_rng(0)
+    labels, logits = np.arange(400) % 2, 500 * generator.normal(size=(400, 2))
+    classes = rfdlc.Classes.from_labels(labels)
+    with warnings.catch_warnings(action="error"):
+        slope, _ = tabular._scale("linear", logits, Split(logits, labels), classes, rfdlc.TrainConfig())
+    assert slope < 1 / 20  # it was unusual
+
+
 def test_members_that_know_more_together_are_more_certain_together(monkeypatch):
     """The sum of the fitted weights scales the logits; the weights of the decider sum to one."""
     rng = np.random.default_rng(0)

@@ -172,14 +172,14 @@ def _in_time(fits: Mapping[str, Callable[[Goes], Found | None]], budget: float, 
 def _goes(show: Show, name: str, began: float, ends: float, share: float) -> bool:
     """Whether a candidate, of which this share is fitted, ends in time if it goes on as it began."""
     show(1, name)
-    now = time.monotonic()
-    return now + (now - began) * (1 - share) / share <= ends
+    return began + (time.monotonic() - began) / share <= ends
 
 
 def _scale(name: str, logits: Floats, held: Split, classes: Classes, config: TrainConfig) -> tuple[float, Floats]:
     """Slope and bias (C,) that calibrate a candidate and bring it to the class prior of the training data."""
-    carried = carried_prior(config.replace(**NETWORKS.get(name, {})), classes)
-    fitted = Temperature.fit(safe_log(softmax(logits)), held.labels, sample_weight=held.weights, train_prior=carried)
+    log_p, carried = safe_log(softmax(logits)), carried_prior(config.replace(**NETWORKS.get(name, {})), classes)
+    with warnings.catch_warnings(action="ignore"):  # an unusual temperature: the weights leave out bad candidates
+        fitted = Temperature.fit(log_p, held.labels, sample_weight=held.weights, train_prior=carried)
     return 1 / fitted.temperature, np.log(carried_prior(config, classes)) - np.log(carried)
 
 
