@@ -29,6 +29,7 @@ from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, counted, expect, listing
 from rfdlc.progress import announce, live, speaks
+from rfdlc.training import early_stopping
 from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup
@@ -260,7 +261,7 @@ def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SING
     predictions = model.predict_split(data.test, group)
     if not group.main:
         return
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, Any] = early_stopping.stopping(run)
     if (run.path / "held-out.npz").exists():
         held = Predictions.load(run.path / "held-out.npz")
         metrics["held_out_balanced"] = evaluate_balanced(held, model.decider).to_dict()
