@@ -331,7 +331,9 @@ def resolve(
     uniform = "uniform" in (overrides.get("target_prior"), found.get("target_prior"))
     if found["preset"] == "features" and uniform and "calibration" in found:
         found["calibration"] = "temperature"  # biases are noise where rare classes count alike and have one sample
-    return row, row.configure({**row.settings, **sized, **found, **suited, **overrides, "preset": found["preset"]})
+    config = row.configure({**row.settings, **sized, **found, **suited, **overrides, "preset": found["preset"]})
+    own = "warmup" in overrides or config.backbone in TABULAR  # otherwise most epochs are to have the full rate
+    return row, config if own else config.replace(warmup=min(config.warmup, math.ceil(config.epochs / 3)))
 
 
 def _sized(preset: str, samples: int) -> dict[str, int]:
