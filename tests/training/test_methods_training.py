@@ -272,7 +272,7 @@ def test_what_experts_say_of_themselves_reaches_the_metrics(trained, method, nam
 
 def test_priors_that_methods_carry():
     classes = rfdlc.Classes.from_counts([80, 20])
-    carried = {name: row.prior(resolve(name, "", {})[1], classes)[0] for name, row in METHODS.items()}
+    carried = {name: row.carried(resolve(name, "", {})[1], classes)[0] for name, row in METHODS.items()}
     for name in ("ce", "focal", "mixup", "ldam", "la-posthoc", "elkan", "cobb", "ace"):
         assert carried[name] == pytest.approx(0.8), name
     for name in ("la", "balanced-softmax", "ce-balanced", "crt", "tau-norm", "srepr", "rf-dlc", "rf-dlc-paper"):

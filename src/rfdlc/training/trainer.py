@@ -34,7 +34,7 @@ from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.early_stopping import BEST, check_patience, ends_early, keep_best, plan_refit, restore_best
-from rfdlc.training.loop import Epoch, TrainingStopped, epochs, views_of
+from rfdlc.training.loop import Epoch, TrainingStopped, epochs, loss_of, views_of
 from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider, sensible_threads
 from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet
@@ -90,8 +90,10 @@ class Trainer:
         new_decider(run.method_name, config, data.classes)
         if config.backbone in TABULAR:
             check_table(run.method, config, data, group.single)
-        else:
-            self.stacker.built[run.path] = self.stacker.build(run)
+            return
+        self.stacker.built[run.path] = self.stacker.build(run)
+        for stage in run.method.stages:
+            loss_of(run.method, stage, config, data.classes)
 
     def announce_plan(self, stack: Stack, waiting: int = 1) -> None:
         """Say what is going to be trained; what was said before trials is not said again."""
