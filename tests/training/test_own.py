@@ -12,6 +12,7 @@ import rfdlc
 from rfdlc.cli import app
 from rfdlc.errors import InputError
 from rfdlc.training.config import TrainConfig
+from rfdlc.training.factories import routed
 from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.losses import GlobalBatch, RunLosses, mean_loss
 from rfdlc.training.methods import METHODS, Method, Option, Stage, resolve
@@ -123,7 +124,7 @@ def test_the_prior_follows_the_last_stage_that_trains_a_head(monkeypatch, sampli
     drawn = COUNTS**power / (COUNTS**power).sum()
     assert prior_of(monkeypatch, stages=(Stage(), late)) == pytest.approx(drawn)
     router = Stage(epochs=1, trains="router", settings={"sampling": "balanced"})
-    assert prior_of(monkeypatch, stages=(Stage(), late, router)) == pytest.approx(drawn)
+    assert prior_of(monkeypatch, stages=(Stage(), late, router), combination=routed) == pytest.approx(drawn)
 
 
 def test_class_weights_of_the_last_stage_move_the_prior(monkeypatch):
@@ -170,6 +171,7 @@ def test_a_function_that_returns_no_prior_is_refused(monkeypatch, found, message
         ),
         (lambda: Method("x", "y", options={"epochs": Option(5, "mine")}), "such as 'own_epochs', or .* config.epochs"),
         (lambda: Method("x", "y", stages=()), "stages of a method is empty: expected one Stage or more"),
+        (lambda: Method("x", "y", stages=(Stage(), Stage(trains="router"))), "'router', but its method has no"),
         (lambda: Stage(trains="neck"), "`trains` of a stage 'neck' is unknown: expected one of all, head, router"),
         (lambda: Method("x", "y", stages=(Stage(epochs="late"),)), "epochs='late' of a stage: .* there are none"),
         (

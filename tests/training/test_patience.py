@@ -105,7 +105,7 @@ def test_it_says_when_it_ended_and_which_weights_it_kept(tmp_path, data, monkeyp
     rows = history(tmp_path / "early")
     losses = [float(loss) for phase, _, loss in rows if phase == 0]
     best = int(np.argmin(losses)) + 1
-    assert f"ended early, after epoch {len(losses)} of 60; the weights of epoch {best}, whose" in said[0]
+    assert f"stopped    after epoch {len(losses)} of 60; kept are the weights of epoch {best}, whose" in said[0]
     metrics = json.loads((tmp_path / "early" / "metrics.json").read_text())
     assert (metrics["last_epochs"], metrics["kept_epochs"]) == ([len(losses), best], [best, best])
     late = 1 + int(np.argmin([float(loss) for _, _, loss in history(tmp_path / "late")]))

@@ -41,8 +41,9 @@ def restore_best(run: Run, net: nn.Module) -> None:
     """Load these weights at the end of a phase that has held-out samples, and say which they are."""
     if run.config.patience and not run.refits:
         net.load_state_dict(read_weights(run.path / BEST)[0])
-        ended = f"ended early, after epoch {run.epoch} of {run.epochs}; " if run.epoch < run.epochs else ""
-        announce(f"kept       {ended}the weights of epoch {_best(run, run.phase)}, whose held-out loss was the lowest")
+        early = f"stopped    after epoch {run.epoch} of {run.epochs}; kept are the weights of"
+        told = early if run.epoch < run.epochs else "kept       the weights of"
+        announce(f"{told} epoch {_best(run, run.phase)}, whose held-out loss was the lowest")
 
 
 def stopping(run: Run) -> dict[str, list[int]]:

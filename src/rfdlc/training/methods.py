@@ -134,6 +134,8 @@ class Method:
 
     def __post_init__(self) -> None:
         expect(self.stages, "stages of a method is empty: expected one Stage or more")
+        routes = self.combination is not factories.as_they_are or all(stage.trains != "router" for stage in self.stages)
+        expect(routes, "`trains` of a stage is 'router', but its method has no `combination` with a router")
         if not callable(self.prior):
             choose("prior of a method", str(self.prior), (*NAMED, "a function of configuration and classes"))
         for name in (name for name in self.options if name in TrainConfig.model_fields):
