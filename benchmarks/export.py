@@ -46,7 +46,9 @@ from rfdlc.training.train import train
 CLASSES, SAMPLES, CHECKED, EXACT = 6, 1000, 100, 20  # inputs; those that export compares itself; those in 64 bits
 LARGE = ("resnet50", "resnet50-slim", "resnext50")
 ACTIONS, MOST_ALIKE = 8, 0.95  # the share of inputs that may get the same action
-TRAINED: dict[str, Any] = {"epochs": 4, "learning_rate": 0.05, "batch_size": 8, "widths": (16,), "device": "cpu"}
+TRAINED: dict[str, Any] = {
+    "epochs": 4, "warmup": 5, "learning_rate": 0.05, "batch_size": 8, "widths": (16,), "device": "cpu",
+}  # fmt: skip
 ONCE = {**TRAINED, "epochs": 1, "learning_rate": 0.002}  # for large networks, which are settled after it
 TAMED, STRONG = 0.25, 1.0  # how much a residual branch adds, in standard deviations; at initialisation 1
 Row = dict[str, object]

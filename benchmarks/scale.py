@@ -45,7 +45,8 @@ ALIKE = {
     "adjusted (la)": ["-m", "la"],
     "repulsion and utility (rf-dlc)": ["-m", "rf-dlc", "utility=tail-sensitive", "utility_form=bounded"],
 }
-NETWORK = ["-m", "la", "backbone=resnet8", "epochs=4", "hold_out=0", "checkpoint_every=9", "batch_norm=local"]
+NETWORK = ["-m", "la", "backbone=resnet8", "epochs=4", "warmup=5", "hold_out=0", "checkpoint_every=9"]
+NETWORK += ["batch_norm=local"]
 KILLED = ["digits-lt", "-m", "rf-dlc", "epochs=60", "widths=64", "checkpoint_every=1"]
 
 
@@ -79,7 +80,7 @@ def differences(root: Path) -> Iterator[Row]:
     for name, words in ALIKE.items():
         folders = [root / f"{words[1]}-{count}" for count in (1, 2)]
         for count, out in zip((1, 2), folders, strict=True):
-            finished(started(count, ["digits-lt", *words, "epochs=3"], out))
+            finished(started(count, ["digits-lt", *words, "epochs=3", "warmup=2"], out))
         losses = [np.array([float(row["loss"]) for row in history(out)]) for out in folders]
         one, two = (load_file(out / "model.safetensors") for out in folders)
         largest = max(float(np.abs(one[key] - two[key]).max()) for key in one)

@@ -13,6 +13,7 @@ import rfdlc
 from rfdlc.cli import app
 from rfdlc.decide.evaluation import Evaluation
 from rfdlc.decide.metrics import METRICS, Metric, register_metric
+from rfdlc.errors import InputError
 from rfdlc.integrations.sklearn.scoring import make_metric_scorer
 
 RUN = Path(__file__).parents[1] / "compatibility" / "run-v1"
@@ -89,3 +90,37 @@ def test_older_results_are_read_without_it():
 def test_names_that_are_refused(name):
     with pytest.raises(rfdlc.InputError, match=f"metric name '{name}' is taken or is not an identifier"):
         register_metric(Metric(name, "x", top_2))
+
+
+@pytest.mark.parametrize(
+    ("returned", "value"),
+    [
+        (lambda o: np.arange(len(o)), 1.0),
+        (lambda o: list(range(len(o))), 1.0),  # one value per sample, in any form
+        (lambda o: np.float32(0.5), 0.5),
+        (lambda o: np.array(3), 3.0),
+        (lambda o: {"a": 1, "b": o.targets == 0}, {"a": 1.0, "b": pytest.approx(1 / 3)}),
+    ],
+)
+def test_what_a_metric_may_return(monkeypatch, returned, value):
+    monkeypatch.setitem(METRICS, "own", Metric("own", "own", returned))
+    result = rfdlc.evaluate(np.full((3, 3), 1 / 3), [0, 1, 2], bootstrap=2)
+    assert result.own == value
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda o: np.ones(2),
+        lambda o: [1.0, 0.0],
+        lambda o: np.ones((3, 1)),
+        lambda o: None,
+        lambda o: "high",
+        lambda o: {"a": np.ones(4)},
+    ],
+)
+def test_what_a_metric_may_not_return(monkeypatch, returned):
+    monkeypatch.setitem(METRICS, "own", Metric("own", "own", returned))
+    message = r"metric 'own' returned .* for 3 samples: expected a number, one value per sample, or a dict of these"
+    with pytest.raises(InputError, match=message):
+        rfdlc.evaluate(np.full((3, 3), 1 / 3), [0, 1, 2])

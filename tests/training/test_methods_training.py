@@ -128,6 +128,16 @@ def test_forks_of_tables(tmp_path):
         rfdlc.fork(mixture.path, tmp_path / "fork-2", data=table)
 
 
+def test_a_fork_keeps_the_warmup_of_its_run_and_not_of_its_length(tmp_path):
+    path = rfdlc.train("digits-lt", "ce", tmp_path / "run", **{**SMALL, "epochs": 3}, preset="none").path
+    assert rfdlc.fork(path, tmp_path / "longer", epochs=15).config.warmup == 5
+    table = json.loads((path / "config.json").read_text())
+    assert table["settings"]["warmup"] == 1
+    table["settings"]["warmup"] = 5  # of an earlier version
+    (path / "config.json").write_text(json.dumps(table))
+    assert rfdlc.fork(path, tmp_path / "same").config.warmup == 5
+
+
 def test_a_fork_leaves_the_settings_of_the_old_method_behind(trained, tmp_path):
     forked = rfdlc.fork(trained["ldam-drw"].path, tmp_path / "fork", method="ldam")
     assert forked.config == trained["ldam"].config
@@ -262,7 +272,7 @@ def test_what_experts_say_of_themselves_reaches_the_metrics(trained, method, nam
 
 def test_priors_that_methods_carry():
     classes = rfdlc.Classes.from_counts([80, 20])
-    carried = {name: row.prior(resolve(name, "", {})[1], classes)[0] for name, row in METHODS.items()}
+    carried = {name: row.carried(resolve(name, "", {})[1], classes)[0] for name, row in METHODS.items()}
     for name in ("ce", "focal", "mixup", "ldam", "la-posthoc", "elkan", "cobb", "ace"):
         assert carried[name] == pytest.approx(0.8), name
     for name in ("la", "balanced-softmax", "ce-balanced", "crt", "tau-norm", "srepr", "rf-dlc", "rf-dlc-paper"):

@@ -1,5 +1,8 @@
 """Losses, methods and backbones of a user's own: what cannot work is refused, in words that name the fix."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,8 +11,13 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.errors import InputError
-from rfdlc.training.losses import GlobalBatch, RunLosses
-from rfdlc.training.methods import METHODS, Method
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.factories import routed
+from rfdlc.training.loop import TrainingStopped
+from rfdlc.training.losses import GlobalBatch, RunLosses, mean_loss
+from rfdlc.training.methods import METHODS, Method, Option, Stage, resolve
+from rfdlc.training.model import new_decider
+from rfdlc.training.run import Run
 
 M, B, C = 2, 6, 4
 SMALL = {"epochs": 1, "widths": (8,), "batch_size": 128, "calibration": "temperature"}
@@ -91,3 +99,154 @@ def test_a_backbone_that_cannot_take_the_samples_is_named(tmp_path):
     )
     with pytest.raises(InputError, match=told):
         rfdlc.train("digits-lt", "ce", tmp_path / "run", backbone=narrow, epochs=1)
+
+
+def test_a_backbone_without_parameters_is_refused(tmp_path):
+    with pytest.raises(InputError, match="the backbone Flatten has no parameters to train: use backbone=mlp"):
+        rfdlc.train("digits-lt", "ce", tmp_path / "run", backbone=nn.Flatten(), epochs=1)
+    assert not (tmp_path / "run").exists()
+
+
+# -- the class prior that a method's probabilities carry -----------------------------------------------------------
+
+COUNTS = np.array([80.0, 15.0, 5.0])
+
+
+def prior_of(monkeypatch, **fields):
+    monkeypatch.setitem(METHODS, "mine", Method("mine", "here", {"head": "linear"}, **fields))
+    return new_decider("mine", resolve("mine", "", {})[1], rfdlc.Classes.from_counts(COUNTS.astype(int))).train_prior
+
+
+@pytest.mark.parametrize(("sampling", "power"), [("shuffle", 1), ("sqrt", 0.5), ("balanced", 0)])
+@pytest.mark.parametrize("trains", ["all", "head"])
+def test_the_prior_follows_the_last_stage_that_trains_a_head(monkeypatch, sampling, power, trains):
+    late = Stage(epochs=1, trains=trains, settings={"sampling": sampling})
+    drawn = COUNTS**power / (COUNTS**power).sum()
+    assert prior_of(monkeypatch, stages=(Stage(), late)) == pytest.approx(drawn)
+    router = Stage(epochs=1, trains="router", settings={"sampling": "balanced"})
+    assert prior_of(monkeypatch, stages=(Stage(), late, router), combination=routed) == pytest.approx(drawn)
+
+
+def test_class_weights_of_the_last_stage_move_the_prior(monkeypatch):
+    weighted = Stage(epochs=1, trains="head", settings={"weights": "linear"})
+    assert prior_of(monkeypatch, stages=(Stage(), weighted)) == pytest.approx([1 / 3] * 3)
+
+
+@pytest.mark.parametrize(
+    ("prior", "carried"),
+    [
+        ("uniform", [1 / 3, 1 / 3, 1 / 3]),
+        ("train", [0.8, 0.15, 0.05]),
+        (lambda config, classes: classes.count_array[::-1] / 100, [0.05, 0.15, 0.8]),
+    ],
+)
+def test_a_method_names_its_prior_where_it_does_not_follow(monkeypatch, prior, carried):
+    balanced = (Stage(), Stage(epochs=1, trains="head", settings={"sampling": "balanced"}))
+    assert prior_of(monkeypatch, prior=prior, stages=balanced) == pytest.approx(carried)
+
+
+@pytest.mark.parametrize("prior", ["unifrom", [0.5, 0.5], np.array([0.5, 0.5]), None])
+def test_a_prior_that_is_none_is_refused(prior):
+    with pytest.raises(
+        InputError, match=r"prior of a method .* is unknown: expected one of uniform, train, a function"
+    ):
+        Method("mine", "here", prior=prior)
+
+
+@pytest.mark.parametrize(("found", "message"), [([0.5, 0.5], "shape"), ([0.5, 0.4, 0.3], "sums to 1.2")])
+def test_a_function_that_returns_no_prior_is_refused(monkeypatch, found, message):
+    with pytest.raises(InputError, match=f"prior of a method .*{message}"):
+        prior_of(monkeypatch, prior=lambda *given: np.array(found))
+
+
+# -- what cannot be a method ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Method("x", "y", options={"margin": Option(0.5, "mine")}),
+            "'margin' .* has the name of a setting: name",
+        ),
+        (lambda: Method("x", "y", options={"epochs": Option(5, "mine")}), "such as 'own_epochs', or .* config.epochs"),
+        (lambda: Method("x", "y", stages=()), "stages of a method is empty: expected one Stage or more"),
+        (lambda: Method("x", "y", stages=(Stage(), Stage(trains="router"))), "'router', but its method has no"),
+        (lambda: Stage(trains="neck"), "`trains` of a stage 'neck' is unknown: expected one of all, head, router"),
+        (lambda: Method("x", "y", stages=(Stage(epochs="late"),)), "epochs='late' of a stage: .* there are none"),
+        (
+            lambda: Method("x", "y", stages=(Stage(swag_samples="n"),), options={"m": Option(1, "")}),
+            "swag_samples='n' of a stage: expected a number, or an option of its method, m",
+        ),
+    ],
+)
+def test_methods_that_cannot_be(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+class Learned(nn.Module):
+    """Temperatures of classes, which are learned or not."""
+
+    def __init__(self, classes, learned, heat=0.0):
+        super().__init__()
+        self.heat = nn.Parameter(torch.full((classes,), heat), requires_grad=learned)
+
+    def forward(self, z, y, epoch):
+        return nn.functional.cross_entropy((z * self.heat.exp())[0], y, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda config, classes, utility: Learned(len(classes), True), r"has parameters \(heat\), .*as buffers"),
+        (lambda z, y, epoch: -z.log_softmax(-1), "cannot be made .*'log_softmax'.*: expected a function of config"),
+        (Learned(10, False), "cannot be made"),
+        (Buffered, "cannot be made"),
+        (lambda *given: None, "returned NoneType: expected a function"),
+    ],
+)
+@pytest.mark.parametrize("of_stage", [False, True])
+def test_a_loss_that_cannot_be_is_refused_before_there_is_a_folder(tmp_path, monkeypatch, loss, message, of_stage):
+    stages = (Stage(), Stage(epochs=1, trains="head", loss=loss))
+    mine = Method("m", "h", {"head": "linear"}, **({"stages": stages} if of_stage else {"loss": loss}))
+    monkeypatch.setitem(METHODS, "mine", mine)
+    with pytest.raises(InputError, match=f"`loss` of the method 'm' {message}"):
+        rfdlc.train("digits-lt", "mine", tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_frozen_parameters_of_a_loss_are_those_of_each_run():
+    z, y = torch.randn(2, 1, B, C), torch.randint(C, (2, B))
+    losses = [Learned(C, False, heat) for heat in (0.0, 2.0)]
+    alone = [mean_loss(loss(z[run], y[run], torch.zeros(()))) for run, loss in enumerate(losses)]
+    torch.testing.assert_close(RunLosses(losses)(z, y, torch.zeros(())), torch.stack(alone))
+
+
+def test_a_loss_of_nan_is_named_as_a_cause(tmp_path, monkeypatch):
+    lost = Method("m", "h", {"head": "linear"}, loss=lambda *given: lambda z, y, epoch: z.mean(-1) * float("nan"))
+    monkeypatch.setitem(METHODS, "mine", lost)
+    with pytest.raises(TrainingStopped, match=r"since step 1 of .*, or the loss returns them; there") as raised:
+        rfdlc.train("digits-lt", "mine", tmp_path / "run", **SMALL)
+    assert "learning_rate" not in str(raised.value)
+
+
+# -- configurations of a method ------------------------------------------------------------------------------------
+
+
+def test_the_loss_of_a_method_for_tests():
+    classes = rfdlc.Classes.from_counts([80, 15, 5])
+    method, z, y = METHODS["la"], torch.randn(1, B, 3), torch.randint(3, (B,))
+    loss = method.loss(method.configure({"epochs": 3}), classes, None)
+    adjusted = z[0] + torch.tensor([0.8, 0.15, 0.05]).log()
+    torch.testing.assert_close(mean_loss(loss(z, y, torch.ones(()))), nn.functional.cross_entropy(adjusted, y))
+    assert method.configure({"prior_tau": ()}).prior_tau == ()
+
+
+def test_a_folder_without_a_setting_has_its_default_not_the_methods(tmp_path):
+    rfdlc.train("digits-lt", "ldam", tmp_path / "run", **SMALL)
+    table = json.loads((tmp_path / "run" / "config.json").read_text())
+    del table["settings"]["schedule"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(table))
+    assert METHODS["ldam"].settings["schedule"] == "step"
+    assert Run(tmp_path / "run").config.schedule == TrainConfig().schedule == "cosine"

@@ -1,6 +1,7 @@
 """Early stopping on held-out data: when the loss has not fallen for long, with the weights of the best epoch."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 import rfdlc
 from rfdlc.errors import InputError
-from rfdlc.training import trainer
+from rfdlc.training import early_stopping, trainer
 
 SETTINGS = {"widths": 64, "batch_size": 32, "learning_rate": 0.3, "schedule": "constant", "warmup": 0, "epochs": 60}
 
@@ -94,3 +95,20 @@ def test_runs_of_one_call_end_when_each_of_them_does(tmp_path, data):
         alone = rfdlc.train(data, "ce", tmp_path / f"alone-{i}", **own)
         assert history(tmp_path / f"alone-{i}") == history(tmp_path / f"{i}")
         assert same(alone, rfdlc.Model.load(tmp_path / f"{i}"))
+
+
+def test_it_says_when_it_ended_and_which_weights_it_kept(tmp_path, data, monkeypatch):
+    said = []
+    monkeypatch.setattr(early_stopping, "announce", said.append)
+    for name, settings in (("early", {"refit": True}), ("late", {"epochs": 3})):
+        rfdlc.train(data, "ce", tmp_path / name, patience=4, calibration_folds=1, **{**SETTINGS, **settings})
+    rows = history(tmp_path / "early")
+    losses = [float(loss) for phase, _, loss in rows if phase == 0]
+    best = int(np.argmin(losses)) + 1
+    assert f"stopped    after epoch {len(losses)} of 60; kept are the weights of epoch {best}, whose" in said[0]
+    metrics = json.loads((tmp_path / "early" / "metrics.json").read_text())
+    assert (metrics["last_epochs"], metrics["kept_epochs"]) == ([len(losses), best], [best, best])
+    late = 1 + int(np.argmin([float(loss) for _, _, loss in history(tmp_path / "late")]))
+    assert said[1:] == [f"kept       the weights of epoch {late}, whose held-out loss was the lowest"]
+    rfdlc.train(data, "ce", tmp_path / "plain", **{**SETTINGS, "epochs": 2})
+    assert "last_epochs" not in json.loads((tmp_path / "plain" / "metrics.json").read_text())

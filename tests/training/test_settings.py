@@ -83,6 +83,20 @@ def test_a_small_cnn_that_is_asked_for_trains_as_one_that_a_budget_chooses():
     assert (kept.optimiser, kept.learning_rate) == ("sgd", 0.05)
 
 
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 1), (3, 1), (6, 2), (14, 5), (15, 5), (100, 5)])
+def test_warmup_takes_a_third_of_the_epochs_at_most_unless_it_is_set(epochs, warmup):
+    assert resolve("ce", "", {"epochs": epochs})[1].warmup == warmup
+    assert resolve("ce", "", {"epochs": epochs, "warmup": 5})[1].warmup == 5
+    assert resolve("balpoe", "cifar100-lt", {"epochs": epochs}, "images")[1].warmup <= max(warmup, epochs / 3 + 1)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_warmup_of_a_preset_is_as_its_file_says(name):
+    for method in METHODS:
+        settings = resolve(method, "", {"preset": name, "backbone": "mlp"}, samples=500)[1]
+        assert settings.warmup == preset(name, method)["warmup"], method
+
+
 def test_unknown_method():
     with pytest.raises(InputError, match="did you mean 'rf-dlc'"):
         resolve("rf-dcl", "digits-lt", {})

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc.cli import app
+from rfdlc.cli import sweep as sweep_command
 from rfdlc.errors import InputError
 from rfdlc.training import searching
 from rfdlc.training.plans import Plan, Search, row_of
@@ -123,13 +124,20 @@ def test_a_grid_is_every_combination_as_trained_alone(data, tmp_path, undisturbe
     assert [row["runs"] for row in found] == [2, 2]
 
 
+def test_a_search_has_no_metrics_of_test_data_in_its_table(undisturbed):
+    for name, has in (("grid", True), ("search", False)):
+        rows, text = undisturbed[name]
+        assert any("held_out_nll" in row for row in rows)
+        assert any("test" in column for row in rows for column in row) == has == ("test" in text.splitlines()[0])
+
+
 def test_a_search_prunes_what_is_worse_than_the_median(undisturbed, data, tmp_path):
     rows = undisturbed["search"][0]
     states = [row["state"] for row in rows]
     assert set(states) == {"finished", "pruned"}
     assert states[:2] == ["finished"] * 2
     assert len({row["learning_rate"] for row in rows}) == 5
-    assert all("test_nll" in row for row in rows if row["state"] == "finished")
+    assert all("held_out_nll" in row for row in rows if row["state"] == "finished")
     space = {"x": {"low": 0.0, "high": 1.0}, "n": {"low": 1, "high": 3, "integer": True}, "kind": ["a", "b"]}
     search = Search.model_validate({"trials": 9, "space": space, "startup": 1})
     records = [{"settings": {"x": 0.5, "n": 2, "kind": "a"}, "state": "finished", "values": {1: 0.5, 2: 0.4}}] * 3
@@ -228,6 +236,14 @@ def test_the_command_shows_what_fits(data, tmp_path, undisturbed, monkeypatch):
         heading = next(line for line in done.stdout.splitlines() if "learning_rate" in line)
         assert " ".join(heading.split()) == " ".join(f"method learning_rate runs {shown}".split())
         assert "4 runs: 4 finished" in done.stdout
+        said = " ".join(done.stdout.split()).partition("not shown, but in table.csv: ")[2]
+        left = ["accuracy", "ECE", "test accuracy"][: 3 if width == "44" else 0]
+        assert said.startswith(", ".join([*left, "test utility", "test loss", "test ECE"]))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "not shown" not in CliRunner().invoke(app, ["sweep", str(file), "--out", str(out), "--collect"]).stdout
+    monkeypatch.setattr(sweep_command, "MOST_SHOWN", 3)
+    done = CliRunner().invoke(app, ["sweep", str(file), "--out", str(out), "--collect"])
+    assert "not shown, but in table.csv: 1 row\n" in done.stdout
     assert len(json.loads(CliRunner().invoke(app, ["sweep", str(file), "-o", str(out), "--json"]).stdout)["rows"]) == 4
 
 

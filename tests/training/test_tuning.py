@@ -165,6 +165,15 @@ def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
         assert read(path)["seconds_per_epoch"] == 0.51
 
 
+def test_fewer_epochs_have_a_shorter_warm_up_unless_it_is_given(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.5 * len(runs))
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
+    for budget, given, epochs, warmup in ((4, {}, 3, 1), (60, {}, 54, 5), (4, {"warmup": 2}, 3, 2)):
+        run = tuned(tmp_path / f"{budget}-{len(given)}", places(200), budget=budget, tune="off", **given)
+        assert (run.config.epochs, run.config.warmup) == (epochs, warmup)
+
+
 def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(planning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.5 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)

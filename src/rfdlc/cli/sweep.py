@@ -9,6 +9,7 @@ import rfdlc
 from rfdlc.cli.request import JsonOption
 from rfdlc.cli.train import ready
 from rfdlc.cli.writing import new_table, output
+from rfdlc.errors import counted
 
 MOST_SHOWN = 20  # rows; the others are in table.csv
 METRICS = {"held_out_nll": "loss", "held_out_accuracy": "accuracy", "held_out_ece": "ECE"}  # and their headings
@@ -49,11 +50,11 @@ def sweep(
     lines, found = [f"{len(rows)} runs: {counts}; {folder / 'table.csv'}"], summary(rows)
     if engine == "slurm":
         lines.append(f"next: sbatch {folder / SCRIPT}; then rfdlc sweep {grid} --out {folder} --collect")
-    output(json, {"folder": str(folder), "rows": rows}, *([_means(found)] if found else []), *lines)
+    output(json, {"folder": str(folder), "rows": rows}, *(_means(found) if found else []), *lines)
 
 
-def _means(found: list[dict[str, Any]]) -> Any:
-    """The settings that differ and as many metrics as the terminal has columns for."""
+def _means(found: list[dict[str, Any]]) -> list[Any]:
+    """The settings that differ and as many metrics as the terminal has columns for, and what was left out."""
     from rich.console import Console
 
     own = [name for name in found[0] if name not in METRICS]
@@ -61,10 +62,11 @@ def _means(found: list[dict[str, Any]]) -> Any:
     shown = {name: [row.get(name, "") for row in found[:MOST_SHOWN]] for name in names}
     texts = {name: [f"{v:.4g}" if isinstance(v, float) else str(v) for v in values] for name, values in shown.items()}
     cells = {name: [METRICS.get(name, name), *texts[name]] for name in names}
+    left = [counted(len(found) - MOST_SHOWN, "row")] * (len(found) > MOST_SHOWN)
     while len(names) > len(own) + 1 and sum(max(map(len, cells[name])) + 3 for name in names) > Console().width:
-        names.pop()
+        left.insert(0, METRICS[names.pop()])
     title = "Means over seeds, on held-out data as if classes were equally frequent; the lowest loss first"
     table = new_table(*(cells[name][0] for name in names), title=title)
     for row in zip(*(cells[name][1:] for name in names), strict=True):
         table.add_row(*row)
-    return table
+    return [table, *([f"not shown, but in table.csv: {', '.join(left)}"] if left else [])]

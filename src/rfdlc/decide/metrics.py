@@ -78,7 +78,17 @@ class Metric:
         """Numbers and estimates by part, under None where the metric has no parts."""
         found = self.function(outcomes)
         parts = found if isinstance(found, Mapping) else {None: found}
-        return {key: mean(part) if isinstance(part, np.ndarray) else part for key, part in parts.items()}
+        return {key: self._checked(part, len(outcomes)) for key, part in parts.items()}
+
+    def _checked(self, part: Any, samples: int) -> Any:
+        """An estimate, a number, or the mean of one value per sample; anything else raises."""
+        if isinstance(part, float | Estimate):
+            return part
+        values = np.asarray(part)
+        told = f"metric {self.name!r} returned {type(part).__name__} of shape {values.shape} for {samples} samples"
+        right = values.dtype.kind in "biuf" and values.shape in ((), (samples,))
+        expect(right, f"{told}: expected a number, one value per sample, or a dict of these")
+        return mean(values) if values.ndim else float(values)
 
     def measure(self, outcomes: "Outcomes") -> Any:
         """The metric of some samples: a number, or a dict of numbers."""

@@ -115,7 +115,7 @@ class TrainConfig(BaseModel):
     schedule: str = Field("cosine", description="learning-rate schedule")
     milestones: tuple[Share, ...] = Field((0.8, 0.9), description="shares of epochs after which a step schedule decays")
     decay: Share = Field(0.01, description="factor of a step schedule at each milestone")
-    warmup: int = Field(5, ge=0, description="epochs of linear warm-up")
+    warmup: int = Field(5, ge=0, description="epochs of linear warm-up; at most a third of all, unless it is set")
     clip: float = Field(0.0, ge=0, description="largest gradient norm, 0 for no clipping")
     average: Share = Field(0.0, description="decay of an exponential moving average of the weights, 0 for none")
     # data

@@ -39,9 +39,20 @@ def keep_best(run: Run, net: nn.Module) -> None:
 
 
 def restore_best(run: Run, net: nn.Module) -> None:
-    """Load these weights at the end of a phase that has held-out samples."""
+    """Load these weights at the end of a phase that has held-out samples, and say which they are."""
     if run.config.patience and not run.refits:
         net.load_state_dict(read_weights(run.path / BEST)[0])
+        early = f"stopped    after epoch {run.epoch} of {run.epochs}; kept are the weights of"
+        told = early if run.epoch < run.epochs else "kept       the weights of"
+        announce(f"{told} epoch {_best(run, run.phase)}, whose held-out loss was the lowest")
+
+
+def stopping(run: Run) -> dict[str, list[int]]:
+    """For metrics.json: the last epoch of each training, and the epoch whose weights it kept."""
+    phases = range(run.config.trainings if run.config.patience else 0)
+    last = [max(row["epoch"] for row in run.history if row["phase"] == phase) for phase in phases]
+    kept = [_best(run, phase) if phase < run.config.folds else last[phase] for phase in phases]
+    return {"last_epochs": last, "kept_epochs": kept} if last else {}
 
 
 def ends_early(run: Run) -> bool:
@@ -49,9 +60,9 @@ def ends_early(run: Run) -> bool:
     if not run.config.patience or not run.epoch:
         return False
     if run.refits:
-        return run.epoch >= round(float(np.mean([min(_losses(run, phase))[1] for phase in range(run.config.folds)])))
+        return run.epoch >= round(float(np.mean([_best(run, phase) for phase in range(run.config.folds)])))
     losses = _losses(run, run.phase)
-    return sum(epoch > min(losses)[1] for _, epoch in losses) >= run.config.patience
+    return sum(epoch > _best(run, run.phase) for _, epoch in losses) >= run.config.patience
 
 
 def plan_refit(run: Run) -> None:
@@ -70,6 +81,10 @@ def plan_refit(run: Run) -> None:
         run.write_json(TUNING, plan.to_dict())
         told, why = ("shorter", "longer") if found < planned else ("longer", "less time")
         announce(f"{told:<11}{found} instead of {planned} epochs on all samples: epochs took {why} than measured")
+
+
+def _best(run: Run, phase: int) -> int:
+    return min(_losses(run, phase))[1]
 
 
 def _losses(run: Run, phase: int) -> list[tuple[float, int]]:

@@ -95,10 +95,6 @@ def carried_prior(config: TrainConfig, classes: Classes) -> Matrix:
     return prior / prior.sum()
 
 
-def uniform(config: TrainConfig, classes: Classes) -> Matrix:
-    return np.full(len(classes), 1 / len(classes))  # what balanced sampling of a last stage leaves
-
-
 def as_they_are(config: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:
     return Combination()  # for a Decider to average
 

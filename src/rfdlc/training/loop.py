@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from rfdlc.data.augment import AUGMENTATIONS, Augment, draw_shares
@@ -25,14 +25,14 @@ from rfdlc.data.loader import ResidentLoader, normaliser, seeded, shard
 from rfdlc.data.streamed import StreamedLoader, View
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import expect
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.execution import Execution, seed_all, torch_settings
 from rfdlc.training.factories import Matrix
 from rfdlc.training.familiarity import first_stages
-from rfdlc.training.losses import RunLosses
-from rfdlc.training.methods import Method
+from rfdlc.training.losses import Loss, RunLosses
+from rfdlc.training.methods import Method, Stage
 from rfdlc.training.networks.backbones import Whitening
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
@@ -79,10 +79,7 @@ class PreparedStage:
             drawn["positions"] = positions or None
         self.loader = _loader(data.train, data.normalisation, self.settings, device, group, **drawn)
         self.views = views_of(self.settings, data.kind) if self.stage.trains == "all" else 1
-        losses = [
-            (stage.loss or method.loss)(changed, classes, training_utility(config, classes))
-            for ((method, config, classes), stage), changed in zip(both, self.each, strict=True)
-        ]
+        losses = [loss_of(method, stage, config, classes) for (method, config, classes), stage in both]
         self.losses = RunLosses(losses).to(device)
 
     def rates(self, epoch: int) -> list[float]:
@@ -157,6 +154,22 @@ def training_utility(config: TrainConfig, classes: Classes) -> Matrix | None:
     matrix, actions = Utility.read_csv(name, classes).matrix, f"{name} has actions that are not classes"
     expect(matrix.shape[0] == matrix.shape[1], f"{actions}: training needs a square utility")
     return matrix
+
+
+def loss_of(method: Method, stage: Stage, config: TrainConfig, classes: Classes) -> Loss:
+    """The loss of a stage. What makes none, or one whose parameters nobody would train, raises."""
+    utility, make = training_utility(config, classes), stage.loss or method.loss
+    told = f"`loss` of the method {method.summary!r}"
+    fix = "expected a function of configuration, classes and utility that returns the loss, such as lambda *_: my_loss"
+    try:
+        loss = make(config.replace(**stage.settings), classes, utility)
+    except (AttributeError, TypeError) as error:  # as of the loss itself
+        raise InputError(f"{told} cannot be made ({type(error).__name__}: {error}): {fix}") from error
+    expect(callable(loss), f"{told} returned {type(loss).__name__}: {fix}")
+    learned = [name for name, p in loss.named_parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
+    apart = "keep constants as buffers (register_buffer), and put what is learned into a backbone of your own"
+    expect(not learned, f"{told} has parameters ({listing(learned)}), which are not trained: {apart}")
+    return loss
 
 
 @dataclass(frozen=True)
@@ -296,9 +309,10 @@ def _finalize(net: ParticleNet, stage: PreparedStage, step: Step, processes: Pro
 def _check_numbers(step: Step, epoch: int, steps: int) -> None:
     good, run = min((good, run) for run, good in enumerate(step.good.tolist()))
     if good < step.steps:
-        cause = "the learning rate is too high" if epoch > 1 or good > 0 else "the inputs hold NaN or infinite values"
+        fast = "the learning rate is too high: try a smaller learning_rate, warmup=5 or clip=1"
+        cause = fast if epoch > 1 or good > 0 else "the inputs hold NaN or infinite values, or the loss returns them"
         lost = f"the loss is not a number since step {good + 1} of {steps} in epoch {epoch}; likely {cause}"
-        raise TrainingStopped(f"{lost}: try a smaller learning_rate, warmup=5 or clip=1", run)
+        raise TrainingStopped(lost, run)
 
 
 def of_run(tensors: Mapping[str, Tensor], run: int, runs: int) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from rfdlc.decide.classes import Classes
+from rfdlc.decide.priors import NAMED, Prior, as_prior
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.training import factories
@@ -77,6 +78,9 @@ class Stage:
     swag_samples: int | str = 0
     finalize: Callable[[ParticleNet, TrainConfig], None] | None = None
 
+    def __post_init__(self) -> None:
+        choose("`trains` of a stage", self.trains, ("all", "head", "router"))
+
     def number(self, name: Literal["epochs", "learning_rate_factor", "swag_samples"], config: TrainConfig) -> Any:
         """A number of this stage: by default that of the configuration; where it names an option, that option's."""
         value = getattr(self, name)
@@ -91,9 +95,12 @@ class Method:
     ----------
     summary, reference
         What it does and whose it is, as `rfdlc methods` shows them.
-    settings, prior
-        Its settings, which presets of data sets and users override, and a function of the configuration and the
-        classes that returns the class prior which trained probabilities carry.
+    settings
+        Its settings, which presets of data sets and users override.
+    prior
+        The class prior that trained probabilities carry: `"uniform"`, `"train"`, or a function of the configuration and
+        the classes. By default it follows from sampling, class weights and `prior_tau` of the last stage that trains a
+        head. A loss of your own that changes it, such as a logit-adjusted one, must name it.
     loss
         From the configuration, the classes and the matrix of the training utility (or None) to a loss: a function of
         logits (M,B,C), targets (B,) and the epoch that returns one value per sample.
@@ -104,7 +111,7 @@ class Method:
     mixes
         Whether it can fit trees and mixtures to tables, and does so by default.
     options
-        Numbers that only this method has, by name. `config.method_options[name]` is the value.
+        Numbers that only this method has, by a name that no setting has. `config.method_options[name]` is the value.
 
     Examples
     --------
@@ -115,7 +122,7 @@ class Method:
     summary: str
     reference: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    prior: Callable[[TrainConfig, Classes], Matrix] = carried_prior
+    prior: Literal["train", "uniform"] | Callable[[TrainConfig, Classes], Matrix] = carried_prior
     loss: LossFactory = integrated_gain
     stages: tuple[Stage, ...] = (Stage(),)
     combination: CombinationFactory = factories.as_they_are
@@ -125,8 +132,29 @@ class Method:
     mixes: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        expect(self.stages, "stages of a method is empty: expected one Stage or more")
+        routes = self.combination is not factories.as_they_are or all(stage.trains != "router" for stage in self.stages)
+        expect(routes, "`trains` of a stage is 'router', but its method has no `combination` with a router")
+        if not callable(self.prior):
+            choose("prior of a method", str(self.prior), (*NAMED, "a function of configuration and classes"))
+        for name in (name for name in self.options if name in TrainConfig.model_fields):
+            own = f"option {name!r} of a method has the name of a setting: name it otherwise, such as 'own_{name}'"
+            raise InputError(f"{own}, or leave it out and use config.{name}")
+        for name, value in (pair for stage in self.stages for pair in vars(stage).items() if pair[0] in STAGE_NUMBERS):
+            known = not isinstance(value, str) or value in self.options
+            options = listing(self.options, 20) or "of which there are none"
+            expect(known, f"{name}={value!r} of a stage: expected a number, or an option of its method, {options}")
+
+    def carried(self, config: TrainConfig, classes: Classes) -> Prior:
+        """The class prior that trained probabilities carry: that of the last stage which trains a head."""
+        last = [Stage(), *(stage for stage in self.stages if stage.trains != "router")][-1]
+        found = self.prior(config.replace(**last.settings), classes) if callable(self.prior) else self.prior
+        return as_prior(found, classes, "prior of a method")
+
     def configure(self, values: Mapping[str, Any]) -> TrainConfig:
-        """A configuration from settings, among which there may be options of this method."""
+        """The configuration with these settings, among which may be options, where they differ from the method's."""
+        values = {**self.settings, **values}
         given = {**values.get("method_options", {}), **{k: v for k, v in values.items() if k in self.options}}
         others = {name for method in METHODS.values() for name in method.options} | set(given)
         foreign = [name for name in (*values, *given) if name in others and name not in self.options]
@@ -142,7 +170,7 @@ class Method:
 
     def relative_cost(self, epochs: int = 200) -> float:
         """Work of a training of so many epochs, in trainings of one network: frozen layers have no backward pass."""
-        config = self.configure({**self.settings, "epochs": epochs})
+        config = self.configure({"epochs": epochs})
         work, views = 0, config.consistency > 0  # another forward pass
         for stage in self.stages:
             passes = (3 + views if stage.trains == "all" else 1) * (1 + stage.number("swag_samples", config))
@@ -150,6 +178,7 @@ class Method:
         return float(config.particles * work / (3 * epochs))
 
 
+STAGE_NUMBERS = ("epochs", "learning_rate_factor", "swag_samples")
 ROWS = {"table": (64, 1024), "features": (64, 128), "images": (32, 128)}  # of a batch, by the preset
 FEWEST_STEPS = 500  # of a training on features
 SMALL_CNN = {"optimiser": "adamw", "learning_rate": 3e-3, "weight_decay": 1e-2, "warmup": 1}  # of backbone=cnn
@@ -195,18 +224,18 @@ METHODS: dict[str, Method] = {
         "cross-entropy, then the largest log expected gain", "Cobb et al. 2018", _PLAIN, utility=_COSTS, rule="cobb",
     ),
     "tau-norm": Method(
-        "cross-entropy, then class weights of more equal length", "Kang et al. 2020", _PLAIN, factories.uniform,
+        "cross-entropy, then class weights of more equal length", "Kang et al. 2020", _PLAIN, "uniform",
         stages=(Stage(finalize=lambda net, config: normalise_head(net, config.method_options["tau"])),),
         options={"tau": Option(1.0, "exponent of the length by which class weights are divided", high=2)},
     ),
     # two stages
     "crt": Method(
-        "cross-entropy, then a new head on balanced samples", "Kang et al. 2020", _PLAIN, factories.uniform,
+        "cross-entropy, then a new head on balanced samples", "Kang et al. 2020", _PLAIN,
         stages=(Stage(), _NEW_HEAD), options=_HEAD_EPOCHS,
     ),
     "srepr": Method(
         "mean weights of the last epochs, then a new head on stochastic representations", "Nam et al. 2023",
-        {**_PLAIN, "schedule": "swa"}, factories.uniform,
+        {**_PLAIN, "schedule": "swa"}, "uniform",
         stages=(Stage(weight_averaging=True), replace(
             _NEW_HEAD, swag_samples="swag_samples",
             loss=lambda config, *_: SelfDistillation(config.particles, config.method_options["distillation"]),
@@ -331,7 +360,9 @@ def resolve(
     uniform = "uniform" in (overrides.get("target_prior"), found.get("target_prior"))
     if found["preset"] == "features" and uniform and "calibration" in found:
         found["calibration"] = "temperature"  # biases are noise where rare classes count alike and have one sample
-    return row, row.configure({**row.settings, **sized, **found, **suited, **overrides, "preset": found["preset"]})
+    config = row.configure({**sized, **found, **suited, **overrides, "preset": found["preset"]})
+    own = "warmup" in overrides or config.backbone in TABULAR  # otherwise most epochs are to have the full rate
+    return row, config if own else config.replace(warmup=min(config.warmup, math.ceil(config.epochs / 3)))
 
 
 def _sized(preset: str, samples: int) -> dict[str, int]:

@@ -114,8 +114,8 @@ class Job(NamedTuple):
                 waiting.remove(lost)
 
 
-def row_of(path: Path, changes: Mapping[str, Any]) -> Row:
-    """A run in the table: without metrics where it is not finished."""
+def row_of(path: Path, changes: Mapping[str, Any], test: bool = True) -> Row:
+    """A run in the table: without metrics where it is not finished, and without those of `test` data if not asked."""
     row: Row = {"run": path.name, "state": "waiting", **changes}
     if (path / STOPPED).exists():
         return row | {"state": "diverged"}
@@ -123,10 +123,10 @@ def row_of(path: Path, changes: Mapping[str, Any]) -> Row:
         return row | ({"state": "unfinished"} if (path / "config.json").exists() else {})
     metrics = read_json(path / "metrics.json")
     row["state"] = "finished"
-    for part, prefix in (("held_out_balanced", "held_out"), ("test", "test")):
+    for part, prefix in (("held_out_balanced", "held_out"), ("test", "test"))[: 1 + test]:
         own = metrics.get(part, {})
         row |= {f"{prefix}_{name}": own[name] for name in METRICS_SHOWN if name in own}
-    if "test_tail_sensitive" in metrics:
+    if test and "test_tail_sensitive" in metrics:
         row["test_tail_sensitive_utility"] = metrics["test_tail_sensitive"].get("mean_utility")
     return row
 

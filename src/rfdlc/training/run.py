@@ -138,14 +138,14 @@ class Run:
 
     @cached_property
     def config(self) -> TrainConfig:
-        """The settings; what a folder of an earlier version does not have is as the method's default."""
+        """The settings; what a folder of an earlier version does not have is as it was then, the default."""
         stored = self.metadata["settings"] | self.chosen
         settings = {name: value for name, value in stored.items() if name not in GONE}
         if "tune" not in settings and settings.get("augment") == "auto":  # of earlier versions
             settings["augment"] = "crop-flip"
         if self.metadata["version"] == 1:  # its target prior was the prior to train for, and never corrected
             settings = {**settings, "trained_prior": settings.get("target_prior", ()), "target_prior": "scores"}
-        return self.method.configure(settings)
+        return self.method.configure({**dict(TrainConfig()), **settings})
 
     @property
     def tuning(self) -> TrialPlan | None:

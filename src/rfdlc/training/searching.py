@@ -38,7 +38,7 @@ def search(plan: Plan, folder: Path, *, collect: bool = False) -> list[Row]:
         if not (path / RECORD).exists():
             break
         records.append(read_json(path / RECORD))
-        rows.append(row_of(path, records[-1]["settings"]) | {"state": records[-1]["state"]})
+        rows.append(row_of(path, records[-1]["settings"], test=False) | {"state": records[-1]["state"]})
         write_rows(folder / TABLE, rows)
     return rows
 

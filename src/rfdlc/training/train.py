@@ -248,7 +248,7 @@ def _configure_fork(
     name, kind = data["name"], "images" if len(data["input_shape"]) == 3 else "table"
     before = {} if old.preset == "auto" else {"preset": old.preset}  # runs of earlier versions did not keep it
     plain = resolve(source.method_name, name, before, kind)[1]
-    leading = {key: getattr(old, key) for key in ("backbone", "head")}  # on which the usual settings depend
+    leading = {key: getattr(old, key) for key in ("backbone", "head", "epochs")}  # on which the usual ones depend
     leading = {key: value for key, value in leading.items() if value != getattr(plain, key)}
     usual = resolve(source.method_name, name, {**before, **leading}, kind)[1].to_dict()
     chosen = {key: value for key, value in old.to_dict().items() if value != usual[key] and key != "method_options"}

@@ -30,11 +30,12 @@ from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, counted, expect, listing
 from rfdlc.progress import announce, live, speaks
+from rfdlc.training import early_stopping
 from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.early_stopping import BEST, check_patience, ends_early, keep_best, plan_refit, restore_best
-from rfdlc.training.loop import Epoch, TrainingStopped, epochs, views_of
+from rfdlc.training.loop import Epoch, TrainingStopped, epochs, loss_of, views_of
 from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider, sensible_threads
 from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet
@@ -47,8 +48,7 @@ from rfdlc.training.tabular import check_table, fit_table, table_plan
 MAY_CHANGE = ("device", "workers", "compile", "execution", "parallel", "log")  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = 20.0  # an epoch may take a tenth of a second: writing after each would slow it down
 SECONDS_UNTIL_FILES_AGREE = 90
-# After fewer epochs networks are too certain of what they have not learned yet; a warm refit mends half of that.
-SETTLED, WEAKENED = 100, 0.5
+SETTLED, WEAKENED = 100, 0.5  # after fewer epochs networks may be too certain, and a warm refit mends half of that
 ENOUGH_TO_LEARN = 10  # epochs, after which a loss above that of the first is worth a warning
 OTHERS = {"features": "; preset=table for a table", "table": "; preset=features for those of a network"}
 
@@ -92,8 +92,10 @@ class Trainer:
         new_decider(run.method_name, config, data.classes)
         if config.backbone in TABULAR:
             check_table(run.method, config, data, group.single)
-        else:
-            self.stacker.built[run.path] = self.stacker.build(run)
+            return
+        self.stacker.built[run.path] = self.stacker.build(run)
+        for stage in run.method.stages:
+            loss_of(run.method, stage, config, data.classes)
 
     def announce_plan(self, stack: Stack, waiting: int = 1) -> None:
         """Say what is going to be trained; what was said before trials is not said again."""
@@ -267,7 +269,7 @@ def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SING
     predictions = model.predict_split(data.test, group)
     if not group.main:
         return
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, Any] = early_stopping.stopping(run)
     if (run.path / "held-out.npz").exists():
         held = Predictions.load(run.path / "held-out.npz")
         metrics["held_out_balanced"] = evaluate_balanced(held, model.decider).to_dict()

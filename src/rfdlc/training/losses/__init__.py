@@ -202,5 +202,6 @@ def _form(loss: nn.Module) -> Hashable:
         public = {key: value for key, value in vars(part).items() if not key.startswith("_") and key != "training"}
         constants = [(key, value if isinstance(value, plain) else id(value)) for key, value in sorted(public.items())]
         shapes = [(key, buffer.shape, buffer.dtype) for key, buffer in part.named_buffers(recurse=False)]
+        constants += [(key, id(frozen)) for key, frozen in part.named_parameters(recurse=False)]
         parts.append((name, type(part), tuple(constants), tuple(shapes)))
     return tuple(parts)

@@ -261,6 +261,8 @@ def own(
         first.load_state_dict(start, strict=bool(start))
         build = partial(deepcopy, first)
     network = build().eval()
+    linear = "use backbone=mlp with widths='' for a linear classifier of the inputs"
+    expect([*network.parameters()], f"the backbone {type(network).__name__} has no parameters to train: {linear}")
     try:
         with torch.no_grad():
             features = network(example)

@@ -6,6 +6,7 @@ samples at its best temperature, where classes weigh equally. All work is counte
 seed give the same choice. tuning.json has the plan and every loss: a run that was interrupted continues from it.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -61,6 +62,9 @@ def tune(trainer: Trainer, run: Run) -> None:
         plan.chosen = choose_settings(plan)
         if "epochs" in run.given and not run.config.budget:
             plan.chosen["epochs"] = run.config.epochs
+        warmup = math.ceil(plan.chosen["epochs"] / 3)  # most epochs are to have the full rate
+        if "warmup" not in run.given and warmup < run.config.warmup:
+            plan.chosen["warmup"] = warmup
         run.write_json(TUNING, plan.to_dict())
     run.config = run.config.replace(**plan.chosen)
     if plan.rungs or len(plan.chosen) > 1:
