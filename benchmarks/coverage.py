@@ -53,6 +53,7 @@ COLUMNS = (
 SEEDED = (
     "seeds", "spread", "correlation", "intervals", "not_paired", "by_seed", "width_not_paired", "width_by_seed",
 )  # fmt: skip
+CORRELATED = ("data", "decision", "metric", "methods", "seeds", "mean_correlation")
 STUDIED = ("acc", "tail", "fhr", "nll", "ece")  # metrics of the study
 LOWEST, HIGHEST = 0.92, 0.98
 SHARE = 0.8  # right of the samples in groups
@@ -219,7 +220,7 @@ def correlations() -> Iterator[dict[str, Any]]:
         known = [own for own in seeds if len({*own}) > 1]
         if len(known) < 3:
             continue
-        above = np.corrcoef(known)[np.triu_indices(len(known), 1)]
+        above = np.asarray(np.corrcoef(known))[np.triu_indices(len(known), 1)]
         told = {"data": data, "decision": decision, "metric": metric, "methods": len(known), "seeds": 5}
         yield {**told, "mean_correlation": round(float(above.mean()), 3)}
 
@@ -262,8 +263,7 @@ if __name__ == "__main__":
     if options.seeds:
         found = seeded_rows(options.repeats, options.seed)
         write("coverage-seeds", found, ("rfdlc", "numpy", "scipy"), columns=SEEDED)
-        columns = ("data", "decision", "metric", "methods", "seeds", "mean_correlation")
-        write("seed-correlation", correlations(), ("numpy",), columns=columns)
+        write("seed-correlation", correlations(), ("numpy",), columns=CORRELATED)
         raise SystemExit
     each = (options.repeats, options.seed, options.workers)
     found = (row for samples in options.samples for row in rows(samples, *each))

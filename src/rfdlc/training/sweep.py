@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from rfdlc.errors import InputError, choose, expect
@@ -21,6 +22,7 @@ ENGINES = ("local", "ray", "slurm")
 SCRIPT = "sweep.sbatch"
 APART = ("backbone", "pretrained", "backbone_options", "image_size")  # runs that differ in these are trained in turn
 MOST_RUNS, LONGEST_NAME = 10_000, 120
+DEVIATION = "_deviation"  # behind the name of a metric
 RETRIES = 3  # of a job on Ray whose worker has died
 
 
@@ -147,11 +149,11 @@ rfdlc sweep {given} --job "$SLURM_ARRAY_TASK_ID"
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """Means over seeds of the finished runs, with their number, best first by the held-out loss.
+    """Means and standard deviations over the finished seeds, with their number, best first by the held-out loss.
 
-    >>> rows = [{"run": str(s), "state": "finished", "lr": 1, "seed": s, "held_out_nll": 1.0 + s} for s in (0, 1)]
+    >>> rows = [{"run": str(s), "state": "finished", "lr": 1, "seed": s, "held_out_nll": 1.0 + s} for s in (0, 2)]
     >>> summary(rows)
-    [{'lr': 1, 'runs': 2, 'held_out_nll': 1.5}]
+    [{'lr': 1, 'seeds': 2, 'held_out_nll': 2.0, 'held_out_nll_deviation': 1.4142135623730951}]
     """
     groups: dict[str, tuple[Row, list[Row]]] = {}
     for row in (row for row in rows if row["state"] == "finished"):
@@ -160,6 +162,10 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         groups.setdefault(str(own), (own, []))[1].append(numbers)
     found = list[Row]()
     for own, each in groups.values():
-        means = {name: sum(numbers[name] for numbers in each) / len(each) for name in each[0]}
-        found.append({**own, "runs": len(each), **means})
+        row = {**own, "seeds": len(each)}
+        for name in each[0]:
+            values = [numbers[name] for numbers in each]
+            row[name] = fmean(values)
+            row |= {f"{name}{DEVIATION}": stdev(values)} if len(values) > 1 else {}
+        found.append(row)
     return sorted(found, key=lambda row: row.get("held_out_nll", 0.0))
