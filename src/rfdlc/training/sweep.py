@@ -15,6 +15,7 @@ from typing import Any
 
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import replacing
+from rfdlc.imports import IMPORTED, import_own
 from rfdlc.training.plans import OF_DATA, TABLE, Job, Plan, Row, row_of, write_rows
 from rfdlc.training.searching import search
 
@@ -119,7 +120,7 @@ def _on_ray(jobs: Sequence[Job], address: str | None, networks: int) -> None:
     try:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         task = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(_train_in)
-        ray.get([task.remote(os.getcwd(), job, networks) for job in jobs])
+        ray.get([task.remote(os.getcwd(), IMPORTED, job, networks) for job in jobs])
     except ray.exceptions.RayTaskError as error:
         raise error.as_instanceof_cause() from None
     finally:
@@ -127,21 +128,23 @@ def _on_ray(jobs: Sequence[Job], address: str | None, networks: int) -> None:
             ray.shutdown()
 
 
-def _train_in(folder: str, job: Job, networks: int) -> None:
+def _train_in(folder: str, imports: Sequence[str], job: Job, networks: int) -> None:
     """On a worker of Ray, to which relative paths must mean what they mean here."""
     with suppress(OSError):  # not there: absolute paths may be
         os.chdir(folder)
+    import_own(imports)
     job.train(networks)
 
 
 def write_script(folder: Path, file: Path, jobs: int, runs_per_job: int) -> Path:
     """The SLURM script of an array with one task per job; a task that is put back into the queue continues."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = shlex.join([str(file), "--out", str(folder), "--runs-per-job", str(runs_per_job)])
+    own = [word for name in IMPORTED for word in ("--import", name)]
+    given = shlex.join([*own, "sweep", str(file), "--out", str(folder), "--runs-per-job", str(runs_per_job)])
     text = f"""#!/bin/bash
 #SBATCH --array=0-{jobs - 1} --requeue --job-name={re.sub(r"[^A-Za-z0-9_.-]", "-", file.stem)}
 #SBATCH --gpus-per-task=1 --cpus-per-task=8 --output={shlex.quote(str(folder / "slurm-%a.log"))}
-rfdlc sweep {given} --job "$SLURM_ARRAY_TASK_ID"
+rfdlc {given} --job "$SLURM_ARRAY_TASK_ID"
 """
     with replacing(folder / SCRIPT) as beside:
         beside.write_text(text, "utf-8")
