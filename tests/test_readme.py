@@ -11,7 +11,40 @@ def test_the_table_is_that_of_the_results(monkeypatch):
     sys.modules.pop("headline", None)
     import headline
 
-    assert headline.table() in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert headline.block() in (ROOT / "README.md").read_text(encoding="utf-8"), (
+        "run python benchmarks/headline.py --write"
+    )
+
+
+def test_the_sentence_on_tables_counts_those_of_the_results(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    sys.modules.pop("headline", None)
+    import headline
+
+    header = "problem,choices,metric,model,difference,standard_error\n"
+    cells = {  # the difference to the best other model, whose standard error is 0.1
+        ("a", "development"): (0.2, -0.05), ("b", "new"): (-0.1, -0.11), ("c", "new"): (0.0, 0.3), ("d", "new"): (1, 1)
+    }  # fmt: skip
+    with (tmp_path / "tabular.csv").open("w") as file:
+        file.write(header)
+        for (problem, choices), differences in cells.items():
+            for metric, best in zip(("log loss", "one-hot"), differences, strict=True):
+                file.write(f"{problem},{choices},{metric},RFDLCClassifier,,\n")
+                file.write(f"{problem},{choices},{metric},forest,{best + 0.5},0.1\n")
+                file.write(f"{problem},{choices},{metric},boosting,{best},0.1\n")
+    monkeypatch.setattr(headline, "RESULTS", tmp_path)
+    assert headline.chosen_and_new() == (
+        "Of the 4 tables, 1 were used for choices: better in 1, within one standard error in 1, worse in 0. "
+        "On the 3 others it is better in 3, within one standard error in 2, worse in 1 of 6."
+    )
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{headline.START}\nold\n\nold\n{headline.END}\n\nafter\n")
+    monkeypatch.setattr(headline, "lines", lambda: iter(["| new |"]))
+    headline.write(page)
+    assert (
+        page.read_text()
+        == f"before\n{headline.START}\n| new |\n\n{headline.chosen_and_new()}\n{headline.END}\n\nafter\n"
+    )
 
 
 def test_the_leaderboard_is_that_of_the_results(monkeypatch):
