@@ -7,23 +7,34 @@ difference between the two models.
 
     python benchmarks/coverage.py [--workers 2]
     python benchmarks/coverage.py --groups
+    python benchmarks/coverage.py --seeds
 
 The second draws groups of 1 to 19 samples. A group g is right with probability t_g, of a beta distribution with mean
 0.8, so that the correlation within groups is 1/3. A row is about the accuracy on all samples, or on those of a class
 that is in some of 100 groups.
+
+The third compares the accuracies of two methods with several seeds each on 1,000 samples that both share. A sample has
+a difficulty for both and one for each. A seed makes a method better or worse, by `spread` (the standard deviation of
+its accuracy) and for both methods alike as `correlation` says. Rows have coverage and width of the interval of
+`compare`, in which seeds are not paired, and of one from the differences of seeds. `seed-correlation.csv` has the
+correlation over seeds of metrics of two methods that are trained with the same ones, averaged over all pairs of methods
+in the study (`paper/results`).
 """
 
 import argparse
+import csv
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from scipy.stats import binom
+from scipy.stats import t as student_t
 
-from recording import in_parallel, write
+from recording import RESULTS, in_parallel, write
 from rfdlc import Classes, Utility
 from rfdlc.decide.comparison import paired_difference
 from rfdlc.decide.intervals import LEVEL, Estimate, by_group, mean
@@ -39,6 +50,11 @@ Row = tuple[float, float, float, float, float]
 COLUMNS = (
     "model", "samples", "metric", "intervals", "coverage", "unavoidable", "verdict", "mean_width", "contains_estimate",
 )  # fmt: skip
+SEEDED = (
+    "seeds", "spread", "correlation", "intervals", "not_paired", "by_seed", "width_not_paired", "width_by_seed",
+)  # fmt: skip
+CORRELATED = ("data", "decision", "metric", "methods", "seeds", "mean_correlation")
+STUDIED = ("acc", "tail", "fhr", "nll", "ece")  # metrics of the study
 LOWEST, HIGHEST = 0.92, 0.98
 SHARE = 0.8  # right of the samples in groups
 FEW_DIFFER = (  # means over samples on which two models rarely differ
@@ -179,6 +195,56 @@ def grouped_rows(repeats: int, seed: int) -> Iterator[dict[str, Any]]:
         yield {"groups": total, "groups_that_count": counted, "intervals": len(covered), **each}
 
 
+def seeded_rows(repeats: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Two equally good methods, each with several seeds on the same samples."""
+    for seeds, spread, correlation in product((2, 3, 5, 10), (0.005, 0.02), (0.0, 0.3, 0.8)):
+        rng = np.random.default_rng([seed, seeds, int(1e4 * spread), int(10 * correlation)])
+        ends = np.array([_of_seeds(*_hits(seeds, spread, correlation, rng)) for _ in range(repeats)])
+        covered, width = ((ends[..., 0] <= 0) & (ends[..., 1] >= 0)).mean(axis=0), np.ptp(ends, axis=2).mean(axis=0)
+        yield {
+            "seeds": seeds, "spread": spread, "correlation": correlation, "intervals": repeats,
+            **{name: round(float(value), 4) for name, value in zip(SEEDED[4:], (*covered, *width), strict=True)},
+        }  # fmt: skip
+
+
+def correlations() -> Iterator[dict[str, Any]]:
+    """Of two methods over seeds, on the test split of the study."""
+    values = defaultdict[tuple[str, str, str], dict[str, dict[str, float]]](lambda: defaultdict(dict))
+    for file in sorted((RESULTS.parents[1] / "paper/results").glob("cifar*/metrics.csv")):
+        for row in csv.DictReader(file.open(newline="", encoding="utf-8")):
+            if row["split"] == "test" and row["decision"] in ("argmax", "calibrated") and row["metric"] in STUDIED:
+                runs = values[file.parent.name, row["decision"], row["metric"]]
+                runs[row["run"]][row["seed"]] = float(row["value"])
+    for (data, decision, metric), runs in values.items():
+        seeds = [[own[seed] for seed in sorted(own)] for own in runs.values() if len(own) == 5]
+        known = [own for own in seeds if len({*own}) > 1]
+        if len(known) < 3:
+            continue
+        above = np.asarray(np.corrcoef(known))[np.triu_indices(len(known), 1)]
+        told = {"data": data, "decision": decision, "metric": metric, "methods": len(known), "seeds": 5}
+        yield {**told, "mean_correlation": round(float(above.mean()), 3)}
+
+
+def _hits(seeds: int, spread: float, correlation: float, rng: np.random.Generator) -> Any:
+    """Which samples each run of both methods has right (2, seeds, samples)."""
+    difficulty = 1 + 1.5 * rng.normal(size=1000) + 0.7 * rng.normal(size=(2, 1, 1000))
+    level = difficulty + 0.7 * rng.normal(size=(2, seeds, 1000))
+    slope = (expit(level) * expit(-level)).mean()
+    both, own = rng.normal(size=(1, seeds, 1)), rng.normal(size=(2, seeds, 1))
+    shift = np.sqrt(correlation) * both + np.sqrt(1 - correlation) * own
+    return rng.random(level.shape) < expit(level + shift * spread / slope)
+
+
+def _of_seeds(a: Any, b: Any) -> list[tuple[float, float]]:
+    """The interval of `compare`, and one with the variance of the differences of seeds and their degrees of freedom."""
+    *_, low, high, _ = paired_difference(*([mean(hits.astype(float)) for hits in side] for side in (a, b))) or ()
+    gap = b.astype(float) - a
+    parts = gap.mean(axis=0).var(ddof=1) / gap.shape[1], gap.mean(axis=1).var(ddof=1) / len(gap)
+    freedom = sum(parts) ** 2 / max(1e-12, parts[1] ** 2 / (len(gap) - 1))
+    half = student_t.ppf((1 + LEVEL) / 2, min(freedom, 1e9)) * np.sqrt(sum(parts))
+    return [(low, high), (gap.mean() - half, gap.mean() + half)]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=1000)
@@ -186,12 +252,18 @@ if __name__ == "__main__":
     parser.add_argument("--samples", type=int, nargs="*", default=(100, 1000))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--groups", action="store_true")
+    parser.add_argument("--seeds", action="store_true")
     options = parser.parse_args()
     if options.groups:
         columns = ("groups", "groups_that_count", "intervals", "ignoring_groups", "by_group")
         write(
             "coverage-groups", grouped_rows(options.repeats, options.seed), ("rfdlc", "numpy", "scipy"), columns=columns
         )
+        raise SystemExit
+    if options.seeds:
+        found = seeded_rows(options.repeats, options.seed)
+        write("coverage-seeds", found, ("rfdlc", "numpy", "scipy"), columns=SEEDED)
+        write("seed-correlation", correlations(), ("numpy",), columns=CORRELATED)
         raise SystemExit
     each = (options.repeats, options.seed, options.workers)
     found = (row for samples in options.samples for row in rows(samples, *each))

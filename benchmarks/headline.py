@@ -1,4 +1,4 @@
-"""The table of the README: what people use, and rfdlc, from the committed results.
+"""The table of the README, and the sentences on its tables: what people use, and rfdlc, from the committed results.
 
 python benchmarks/headline.py            prints it
 python benchmarks/headline.py --write    puts it into README.md
@@ -12,6 +12,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from statistics import mean
 
+START, END = "<!-- python benchmarks/headline.py -->", "<!-- headline.py ends here -->"
 RESULTS = Path(__file__).parent / "results"
 Row = dict[str, str]
 
@@ -32,9 +33,10 @@ def costs() -> tuple[str, str]:
     return f"the most probable class: {here['most probable class']:.2f}", f"{here['calibrated, decided']:.2f}"
 
 
-def tables() -> tuple[str, str]:
+def verdicts(**given: str) -> str:
+    """How often RFDLCClassifier is better than the best of the others, by table and metric."""
     problems = defaultdict(list)
-    for row in rows("tabular"):
+    for row in rows("tabular", **given):
         if row["model"] != "RFDLCClassifier":
             problems[row["problem"], row["metric"]].append(row)
     counts = [0, 0, 0]
@@ -42,10 +44,23 @@ def tables() -> tuple[str, str]:
         best = min(others, key=lambda row: float(row["difference"]))
         ahead, error = float(best["difference"]), float(best["standard_error"])
         counts[0 if ahead > 0 else 1 if ahead >= -error else 2] += 1
-    return (
-        "the best of five classifiers of scikit-learn and imbalanced-learn",
-        f"better in {counts[0]}, within one standard error in {counts[1]}, worse in {counts[2]}",
-    )
+    return f"better in {counts[0]}, within one standard error in {counts[1]}, worse in {counts[2]}"
+
+
+def tables() -> tuple[str, str]:
+    return "the best of five classifiers of scikit-learn and imbalanced-learn", verdicts()
+
+
+def of_tables(what: str = "problem", **given: str) -> int:
+    """How many tables there are, or how many metrics of each."""
+    return len({row[what] for row in rows("tabular", **given)})
+
+
+def chosen_and_new() -> str:
+    """What the tables give that were used for choices, and the others."""
+    chosen, new, all_tables = of_tables(choices="development"), of_tables(choices="new"), of_tables()
+    told = f"Of the {all_tables} tables, {chosen} were used for choices: {verdicts(choices='development')}. "
+    return f"{told}On the {new} others it is {verdicts(choices='new')} of {new * of_tables('metric')}."
 
 
 def features() -> tuple[str, str]:
@@ -127,7 +142,7 @@ def unfamiliar() -> tuple[str, str]:
 
 TASKS: dict[str, tuple[str, Callable[[], tuple[str, str]]]] = {
     "Breast tumours, a missed one costs 25: mean cost of a decision": ("costs", costs),
-    "28 imbalanced tables, 4 metrics each": ("tabular", tables),
+    f"{of_tables()} imbalanced tables, {of_tables('metric')} metrics each": ("tabular", tables),
     "Features of a pretrained network, CIFAR100-LT: accuracy, rare classes (%)": ("features", features),
     "Three EfficientNet-Lite0 fine-tuned on Caltech101-LT: accuracy, rare classes (%)": ("finetune", photographs),
     "Three ResNet-32 trained on CIFAR100-LT: accuracy, rare classes (%)": ("frontier", scratch),
@@ -154,13 +169,18 @@ def table() -> str:
     return "\n".join(lines())
 
 
+def block() -> str:
+    """The table and the sentences on it, between the lines that name this script."""
+    return f"{START}\n{table()}\n\n{chosen_and_new()}\n{END}\n"
+
+
 def write(page: Path) -> None:
-    """Replace the table below the line that names this script."""
-    before, marker, rest = page.read_text(encoding="utf-8").partition("<!-- python benchmarks/headline.py -->\n")
-    page.write_text(before + marker + table() + rest[rest.index("\n\n") :], encoding="utf-8")
+    """Replace what is between the lines that name this script."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(f"{START}\n")
+    page.write_text(before + block() + rest.partition(f"{END}\n")[2], encoding="utf-8")
 
 
 if __name__ == "__main__":
-    print(table())
+    print(block())
     if "--write" in sys.argv:
         write(RESULTS.parents[1] / "README.md")

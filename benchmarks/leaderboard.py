@@ -33,6 +33,8 @@ STUDY = {  # our run -> its title, the paper's row of accuracies, that of false 
     "rf-dlc": ("**`rf-dlc`**", "", ""),
 }
 MEASURED = ("accuracy", "tail", "FHR", "ECE", "utility", "seconds", "parameters", "seeds")
+TRADED = "accuracy traded for FHR"
+NOW = {"rf-dlc-strong": "rf-dlc-strong, cold refit, no shifts"}  # rows of frontier.csv of runs with an earlier name
 SPACE = "\N{NO-BREAK SPACE}"
 TICKS = 10, 20, 50, 100, 200  # seconds
 PEER = "BalPoE, 3 experts, 400 epochs"  # a line in the figure
@@ -66,10 +68,11 @@ shifts*: new networks for the second training, predictions from image and mirror
 more, in a smaller stack. BalPoE, MDCS and `ncl` train and predict here as `rf-dlc-strong`, 200 epochs. Other methods
 train once and predict from the image alone ([what that gives](methods.md#rf-dlc-paper-rf-dlc-rf-dlc-strong)).
 
-*Accuracy traded for FHR*: decisions with a penalty for rare samples taken for frequent classes, of the runs with a cold
-refit and of those with 8 particles. It is the largest that loses at most half a point of the accuracy that is expected
-of held-out training data (`frontier.py traded`). The half point itself was set when the curve of penalties on the
-test split was known; the penalty of each run was not.
+*Accuracy traded for FHR*: runs of the row above, decided with a penalty for rare samples taken for frequent classes.
+*From* are the accuracy and the FHR of the same runs without it. The penalty is the largest that loses at most half a
+point of the accuracy that is expected of held-out training data (`frontier.py traded`). On test samples the loss can be
+larger. The half point itself was set when the curve of penalties on the test split was known. The penalty of each run
+was not.
 
 `-` means not published or not measured. Sources: [the study](evidence.md), `benchmarks/frontier.py` and
 `benchmarks/finetune.py` with their CSV files in `benchmarks/results`, and `benchmarks/published.csv`.
@@ -169,16 +172,22 @@ def of_frontier(data: str) -> Iterator[list[str]]:
             if found[6] == "-" and row["parameters"]:
                 found[6] = f"{float(row['parameters']) / 1e6:.1f}{SPACE}M (published)"
             yield [row["method"], triple([row["accuracy"], "-", "-"]), row["selected on"], "-", *found]
-    for name, rows in groups.items():
-        method = rows[0]["method"]
-        title = f"`{method}`" if name == method else f"`{method}`, {name.removeprefix(method).lstrip(', ')}"
-        yield [f"**{title}**" if method.startswith("rf-dlc") else title, "-", "-", "-", *cells(rows)]
     traded = defaultdict[str, list[Row]](list)
     for row in read(RESULTS / "frontier-traded.csv"):
         if row["data"] == data:
-            traded[row["run"].rpartition("-")[0].removeprefix("rf-dlc-strong")].append(row)
-    for name, rows in traded.items():
-        yield [f"**`rf-dlc-strong`{name}**, accuracy traded for FHR", "-", "-", "-", *cells(rows)]
+            name = row["run"].rpartition("-")[0]
+            traded[NOW.get(name, name)].append(row)
+    for name, rows in groups.items():
+        method = rows[0]["method"]
+        title = f"`{method}`" if name == method else f"`{method}`, {name.removeprefix(method).lstrip(', ')}"
+        title = f"**{title}**" if method.startswith("rf-dlc") else title
+        yield [title, "-", "-", "-", *cells(rows)]
+        if name in traded:
+            seeds = {row["seed"] for row in traded[name]}
+            before = cells([row for row in rows if row["seed"] in seeds])
+            start = " and ".join(cell.partition(SPACE)[0] for cell in (before[0], before[2]))
+            yield [f"{title}, {TRADED}, from {start}", "-", "-", "-", *cells(traded.pop(name))]
+    assert not traded, f"frontier-traded.csv has runs of no row of frontier.csv: {', '.join(traded)}"
 
 
 def of_finetune(data: str) -> Iterator[list[str]]:
@@ -189,7 +198,11 @@ def of_finetune(data: str) -> Iterator[list[str]]:
 
 def tables(rows: list[list[str]]) -> list[str]:
     """Markdown: what was measured, the highest accuracy first; then what was published."""
-    measured = sorted((row for row in rows if row[4] != "-"), key=lambda row: -float(row[4].split(SPACE)[0]))
+    ordered, accuracy = list[tuple[float, list[str]]](), 0.0
+    for row in (row for row in rows if row[4] != "-"):
+        accuracy = accuracy if TRADED in row[0] else float(row[4].split(SPACE)[0])  # that of the row above
+        ordered.append((-accuracy, row))
+    measured = [row for _, row in sorted(ordered, key=lambda pair: pair[0])]
     published = [row for row in rows if row[1] != "-"]
     lines = markdown(("method", *MEASURED), [[row[0], *row[4:]] for row in measured])
     if published:

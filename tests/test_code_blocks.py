@@ -66,6 +66,8 @@ def unknown(words: list[str]) -> str:
 def unknown_to_rfdlc(words: list[str]) -> str:
     command = COMMANDS
     while hasattr(command, "commands"):
+        while words[0] == "--import":
+            words = words[2:]
         name, *words = words
         if name not in command.commands:
             return f"rfdlc {name}"

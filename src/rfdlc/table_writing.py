@@ -1,12 +1,22 @@
-"""Write tables as CSV that spreadsheets do not compute, or as Parquet."""
+"""Write tables as CSV that spreadsheets do not compute, or as Parquet; as Markdown or LaTeX for papers."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rfdlc.errors import choose
 from rfdlc.files import replacing
 from rfdlc.tables import FORMULA, NUMBER, PARQUET, escaped
+
+FORMATS = ("markdown", "latex")
+_MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\|*_`<"})
+_LATEX = str.maketrans(
+    {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
+)
 
 
 def open_writer(path: Path, schema: Any, kind: str, repeated: Sequence[str] = ()) -> Any:
@@ -50,3 +60,22 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     table = pyarrow.table({name: list(values) for name, values in columns.items()})
     with replacing(path) as beside, open_writer(beside, table.schema, path.suffix.lower()) as writer:
         writer.write_table(table)
+
+
+def typeset(kind: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A table for a paper, as Markdown or LaTeX (package booktabs), whose first columns hold text and others numbers.
+
+    >>> print(typeset("markdown", ["method", "loss"], [["rf_dlc", "0.5"]]))
+    | method | loss |
+    |---|---:|
+    | rf\\_dlc | 0.5 |
+    """
+    choose("format", kind, FORMATS)
+    right = len(columns) - left
+    if kind == "markdown":
+        lines = [f"| {' | '.join(cell.translate(_MARKDOWN) for cell in row)} |" for row in (columns, *rows)]
+        return "\n".join([lines[0], "|" + "---|" * left + "---:|" * right, *lines[1:]])
+    cells = [[re.sub(r"(?<!\w)-(?=\d)", "$-$", cell.translate(_LATEX)) for cell in row] for row in (columns, *rows)]
+    head, *body = (" & ".join(row) + r" \\" for row in cells)
+    begin = rf"\begin{{tabular}}{{{'l' * left}{'r' * right}}}"
+    return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])

@@ -84,6 +84,36 @@ def test_samples_are_matched_by_id():
         rfdlc.compare(a, other)
 
 
+def test_each_side_may_have_a_decider_of_its_own():
+    """As when the probabilities of each were calibrated before, and passed with those that it gives."""
+    a, b, classes = predictions(2), predictions(3, 0.9), rfdlc.Classes.from_counts([90, 30, 9], NAMES)
+    plain = rfdlc.Decider(rfdlc.Utility.tail_sensitive(classes))
+    deciders = (
+        plain.fit(predictions(2, samples=200)),
+        plain.fit(predictions(3, 0.9, samples=300)).replace(rule="argmax"),
+    )
+    found = rfdlc.compare([a, a], b, decider=deciders)
+    with pytest.warns(UserWarning, match="samples that calibrated this decider"):
+        each = [rfdlc.evaluate(p, decider=d) for p, d in zip((a, b), deciders, strict=True)]
+    for name in ("nll", "mean_utility"):
+        assert (found[name].a, found[name].b) == pytest.approx([getattr(one, name) for one in each])
+    assert found["nll"].b != pytest.approx(rfdlc.compare(a, b, decider=deciders[0])["nll"].b)
+    none = rfdlc.compare(a, b, decider=(deciders[0], None))
+    own = rfdlc.Decider(plain.utility)
+    assert none["nll"].b == pytest.approx(rfdlc.evaluate(b, decider=own).nll)
+    assert none["mean_utility"].b == pytest.approx(rfdlc.evaluate(b, decider=own).mean_utility)  # one utility for both
+    with pytest.raises(InputError, match="decider has 3 entries: expected a Decider, or two, one for each side"):
+        rfdlc.compare(a, b, decider=(*deciders, None))
+
+
+def test_seeds_are_not_paired():
+    """Whatever their order: in the study, runs of two methods with the same seed are hardly more alike than others."""
+    ours, theirs = [predictions(s) for s in range(20, 24)], [predictions(s, 0.6) for s in range(30, 34)]
+    found = [rfdlc.compare(ours, order, bootstrap=0)["accuracy"] for order in (theirs, theirs[1:] + theirs[:1])]
+    assert (found[0].low, found[0].high) == pytest.approx((found[1].low, found[1].high), abs=1e-12)
+    assert "4 and 4 runs, not paired by seed" in rfdlc.compare(ours, theirs, bootstrap=0).__rich__().title
+
+
 def test_holm():
     assert _holm(np.array([0.01, 0.04, 0.03])) == pytest.approx([0.03, 0.06, 0.06])
 

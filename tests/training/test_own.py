@@ -76,7 +76,8 @@ def test_a_run_of_a_method_that_is_not_registered(tmp_path, monkeypatch):
     monkeypatch.setitem(METHODS, "mine", Method("mine", "here", {"head": "linear"}))
     rfdlc.train("digits-lt", "mine", tmp_path / "run", **SMALL)
     monkeypatch.undo()
-    fix = "one of your own must be registered first; in Python, register it in rfdlc.methods.METHODS, then call"
+    fix = "one of your own must be registered first: `rfdlc --import MODULE ...`; in Python, "
+    fix += "register it in rfdlc.methods.METHODS, then call"
     for call in (rfdlc.Model.load, rfdlc.resume):
         with pytest.raises(InputError, match=rf"its method 'mine' .*{fix} rfdlc.resume"):
             call(tmp_path / "run")

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -121,7 +122,10 @@ def test_a_grid_is_every_combination_as_trained_alone(data, tmp_path, undisturbe
         method: np.mean([row["held_out_nll"] for row in rows if row["method"] == method]) for method in ("ce", "la")
     }
     assert [row["held_out_nll"] for row in found] == pytest.approx(sorted(means.values()))
-    assert [row["runs"] for row in found] == [2, 2]
+    assert [row["seeds"] for row in found] == [2, 2]
+    for row in found:
+        own = [each["test_ece"] for each in rows if each["method"] == row["method"]]
+        assert row["test_ece_deviation"] == pytest.approx(np.std(own, ddof=1))
 
 
 def test_a_search_has_no_metrics_of_test_data_in_its_table(undisturbed):
@@ -234,7 +238,7 @@ def test_the_command_shows_what_fits(data, tmp_path, undisturbed, monkeypatch):
         monkeypatch.setenv("COLUMNS", width)
         done = CliRunner().invoke(app, ["sweep", str(file), "--out", str(out), "--collect"])
         heading = next(line for line in done.stdout.splitlines() if "learning_rate" in line)
-        assert " ".join(heading.split()) == " ".join(f"method learning_rate runs {shown}".split())
+        assert " ".join(heading.split()) == " ".join(f"method learning_rate seeds {shown}".split())
         assert "4 runs: 4 finished" in done.stdout
         said = " ".join(done.stdout.split()).partition("not shown, but in table.csv: ")[2]
         left = ["accuracy", "ECE", "test accuracy"][: 3 if width == "44" else 0]
@@ -245,6 +249,36 @@ def test_the_command_shows_what_fits(data, tmp_path, undisturbed, monkeypatch):
     done = CliRunner().invoke(app, ["sweep", str(file), "--out", str(out), "--collect"])
     assert "not shown, but in table.csv: 1 row\n" in done.stdout
     assert len(json.loads(CliRunner().invoke(app, ["sweep", str(file), "-o", str(out), "--json"]).stdout)["rows"]) == 4
+
+
+def test_the_table_has_deviations_over_seeds_and_says_what_its_utility_is(tmp_path):
+    file, nll = tmp_path / "grid.toml", {"ce": (0.5, 0.7), "la_x": (0.25, 0.25)}
+    file.write_text('data = "d"\n[grid]\nmethod = ["ce", "la_x"]\nseed = [0, 1]')
+    for (method, values), seed in product(nll.items(), range(2)):
+        folder = tmp_path / f"out/method={method},seed={seed}"
+        folder.mkdir(parents=True)
+        metrics = {"held_out_balanced": {"nll": values[seed]}, "test": {"accuracy": 0.5}}
+        metrics["test_tail_sensitive"] = {"mean_utility": 0.1}
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+    words = ["sweep", str(file), "--out", str(tmp_path / "out"), "--collect"]
+    shown = CliRunner().invoke(app, words, env={"COLUMNS": "120"}).stdout
+    assert "± standard deviations over seeds" in shown
+    rows = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "method seeds loss test accuracy tail-sensitive test utility" in rows
+    assert rows.index("la_x 2 0.25 ± 0 0.5 ± 0 0.1 ± 0") + 1 == rows.index("ce 2 0.6 ± 0.14 0.5 ± 0 0.1 ± 0")
+    assert "test utility: of the decisions for a penalty of -1, others than" in " ".join(shown.split())
+    assert CliRunner().invoke(app, [*words, "--format", "markdown"]).stdout.splitlines() == [
+        "| method | seeds | held-out loss | test accuracy | tail-sensitive test utility |",
+        "|---|---:|---:|---:|---:|",
+        r"| la\_x | 2 | 0.25 ± 0 | 0.5 ± 0 | 0.1 ± 0 |",
+        "| ce | 2 | 0.6 ± 0.14 | 0.5 ± 0 | 0.1 ± 0 |",
+    ]
+    latex = CliRunner().invoke(app, [*words, "--format", "latex"]).stdout.splitlines()
+    assert latex[0] == r"\begin{tabular}{lrrrr}"
+    assert r"la\_x & 2 & 0.25 $\pm$ 0 & 0.5 $\pm$ 0 & 0.1 $\pm$ 0 \\" in latex
+    means = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["means"]
+    assert means == summary(rfdlc.sweep(file, tmp_path / "out", collect=True))
+    assert means[1]["held_out_nll_deviation"] == pytest.approx(0.02**0.5)
 
 
 def test_names_are_safe_and_different(data, tmp_path):

@@ -11,6 +11,7 @@ import typer
 from rfdlc import __version__
 from rfdlc.cli import data, decide, demo, deploy, sweep, train, utility, watch
 from rfdlc.errors import InputError, printable
+from rfdlc.imports import import_own
 from rfdlc.progress import shown, speaks
 
 OUT_OF_MEMORY = re.compile(r"out of memory|(not enough|allocate) memory")
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
+IMPORT = "Import a module (a name, or a .py file) that registers methods, metrics, calibrators or formats; repeatable."
 VERSION = "Print the version and exit."
 COMMANDS = {
     decide: ("decide", "evaluate", "report", "plot", "compare", "mislabelled"),
@@ -48,8 +50,9 @@ def _print_version(value: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION)] = False,
+    modules: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=IMPORT)] = None,
 ) -> None:
-    pass
+    import_own(modules or ())
 
 
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:

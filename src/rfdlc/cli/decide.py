@@ -11,8 +11,8 @@ import rfdlc
 from rfdlc.cli import decisions
 from rfdlc.cli.fitting import per_day
 from rfdlc.cli.lake import check_in_memory, decide_files, evaluate_files, is_folder, large_lake
-from rfdlc.cli.reading import CLASSES
-from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
+from rfdlc.cli.reading import CLASSES, paths_in
+from rfdlc.cli.request import FormatOption, JsonOption, LabelledRequest, Request, SeedOption, takes_request
 from rfdlc.cli.writing import SHOWN, action_table, check_other, check_writable, new_table, output, part_table
 from rfdlc.errors import are, expect, listing
 from rfdlc.files import replacing
@@ -247,11 +247,15 @@ def plot(
 
 @takes_request
 def compare(
-    a: Annotated[str, Argument(help="A run folder or predictions with a `target` column; several seeds with commas.")],
+    a: Annotated[
+        str,
+        Argument(help="A run folder or predictions with a `target` column; several seeds with commas between them."),
+    ],
     b: Annotated[str, Argument(help="The same for the other side: the same test samples.")],
     request: LabelledRequest,
     bootstrap: Annotated[int, Option(help=RESAMPLES)] = 300,
     seed: SeedOption = 0,
+    form: FormatOption = None,
     json: JsonOption = False,
 ) -> None:
     """Paired differences B - A of every metric with 95% intervals and p, adjusted for the other metrics.
@@ -262,14 +266,17 @@ def compare(
 
     - `rfdlc compare runs/a runs/b --utility U.csv`
     - `rfdlc compare a/0,a/1,a/2 b/0,b/1,b/2 --json`
+    - `rfdlc compare runs/grid/method=ce,seed=0 runs/grid/method=la,seed=0`
     """
     from rfdlc.integrations.report.runs import compare_runs
+    from rfdlc.table_writing import typeset
 
-    first, second = ([Path(name) for name in side.split(",")] for side in (a, b))
+    first, second = map(paths_in, (a, b))
     runs = _runs([*first, *second], request)
     found = compare_runs(runs[: len(first)], runs[len(first) :], bootstrap, seed)
     how = [f"{run.name}: {' '.join(decisions.calibrated_lines(run.decider, run.predictions))}" for run in runs]
-    output(json, found.to_dict(), found, *how, found.verdict)
+    table = typeset(form, found.columns, found.rows()) if form else ""
+    output(json, found.to_dict(), *([table] if form else [found, *how, found.verdict]))
 
 
 def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":

@@ -172,6 +172,22 @@ def group_column(folder: Path) -> tuple[str, str]:
     return str(column or ""), source if is_table(Path(source)) else ""
 
 
+def paths_in(text: str) -> list[Path]:
+    """Paths with commas between them, which names may have, too, as those of `rfdlc sweep`: the longest that exist."""
+    parts, found, start = text.split(","), list[Path](), 0
+    ends = [[end for end in range(at + 1, len(parts) + 1) if _exists(parts[at:end])] for at in range(len(parts))]
+    while start < len(parts):
+        later = (at for at in range(start + 1, len(parts)) if ends[at])  # of what is not there, up to what is
+        end = max(ends[start]) if ends[start] else next(later, len(parts))
+        found.append(Path(",".join(parts[start:end])))
+        start = end
+    return found
+
+
+def _exists(parts: Sequence[str]) -> bool:
+    return bool(parts[0]) and Path(",".join(parts)).exists()
+
+
 def groups_of(predictions: "rfdlc.Predictions", told: str, table: str) -> Any:
     """The number of each sample's group, with a hint that leads to the names."""
     fix = f"--labels {table} has the names, if it is a table with ids and this column"

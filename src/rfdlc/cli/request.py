@@ -53,6 +53,16 @@ COVERAGE = "Promised share of samples whose set contains the true class, by defa
 SET_SIZE = "Largest size of a set: the most probable classes are kept. Then no coverage is promised."
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 Prepared: TypeAlias = "tuple[rfdlc.Predictions, rfdlc.Decider]"
+FORMAT = "Print the table alone: `markdown`, or `latex` (package booktabs)."
+
+
+def _known_format(given: str | None) -> str | None:
+    from rfdlc.table_writing import FORMATS
+
+    return None if given is None else choose("format", given, FORMATS)
+
+
+FormatOption = Annotated[str | None, Option("--format", help=FORMAT, callback=_known_format)]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
 

@@ -15,6 +15,7 @@ import rfdlc
 from rfdlc.cli.request import DataRequest, Force, JsonOption, RunFolder, Source, data_options, takes_request
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect, printable
+from rfdlc.imports import check_imports
 from rfdlc.progress import announce, speaks
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ def resume(run: RunFolder, json: JsonOption = False) -> None:
 
     - `rfdlc resume runs/a`
     """
+    check_imports(run)
     with ready():
         _report(rfdlc.resume(run), json)
 

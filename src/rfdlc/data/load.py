@@ -20,6 +20,7 @@ from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, SHARED_GROUPS, SPELT, D
 from rfdlc.data.frames import is_frame
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, shards, table
 from rfdlc.errors import InputError, expect, listing, suggestion
+from rfdlc.imports import FIRST
 from rfdlc.tables import SUFFIXES as OF_TABLES
 from rfdlc.tables import is_table, open_table, read_columns, split_name
 
@@ -195,7 +196,7 @@ def find_reader(source: Any, root: str | Path | None, drop: Any = None) -> tuple
             near += [each.name for each in islice(path.parent.iterdir(), 1000)]
         if path.suffix or re.search(r"[\\/]", str(source)):  # it was meant to be a path
             raise InputError(f"{path}: no such file or folder: correct the path{suggestion(path.name, near)}")
-        known = f"known are {listing(names, 40)}{suggestion(str(source), near)}"
+        known = f"known are {listing(names, 40)}{suggestion(str(source), near)}; {FIRST}"
         raise InputError(f"{str(source)!r} is neither a known data set nor an existing path ({path}): {known}")
     for each in SOURCES:
         if each.matches(path):
@@ -204,7 +205,7 @@ def find_reader(source: Any, root: str | Path | None, drop: Any = None) -> tuple
             column = image_table.image_column(path, expanded(root), _words(drop) if isinstance(drop, Sequence) else ())
             return (table.read if column is None else image_table.read), path
     suffixes = dict.fromkeys((*OF_TABLES, *(suffix for each in SOURCES for suffix in each.suffixes)))
-    raise InputError(f"{path}: files of this kind are not read: expected {listing(suffixes, 20)}, or a folder")
+    raise InputError(f"{path}: files of this kind are not read: expected {listing(suffixes, 20)}, or a folder; {FIRST}")
 
 
 def known_names() -> set[str]:

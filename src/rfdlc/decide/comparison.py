@@ -10,7 +10,7 @@ from scipy import special
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import ANSWERED, COST, WORTH, Evaluation, aligned, counted_samples, entries, rich_table
 from rfdlc.decide.intervals import LEVEL, Array, Z, student
-from rfdlc.decide.metrics import METRICS, measure, readable
+from rfdlc.decide.metrics import METRICS, Metric, measure, readable
 from rfdlc.decide.outcomes import Outcomes, observe
 from rfdlc.errors import expect
 
@@ -30,12 +30,15 @@ class Difference:
     low: float
     high: float
     p: float
+    a_deviation: float | None = None  # standard deviation over the runs of a side, if there are several
+    b_deviation: float | None = None
 
     @property
     def as_cost(self) -> "Difference":
         """The same of costs, which are utilities with their sign changed."""
         a, b, difference, high, low = (0.0 - v for v in (self.a, self.b, self.difference, self.low, self.high))
-        return Difference(self.name, self.label.replace("utility", "cost"), a, b, difference, low, high, self.p)
+        label = self.label.replace("utility", "cost")
+        return replace(self, label=label, a=a, b=b, difference=difference, low=low, high=high)
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,9 @@ class Comparison:
     """Paired differences b - a with 95% intervals.
 
     The test samples are the same on both sides. Intervals are about other test samples and, with several seeds, other
-    seeds; with one seed per side, the two models are held fixed. Intervals are for one metric at a time. Of samples in
-    `groups`, such as patients, they are about other groups.
+    seeds; with one seed per side, the two models are held fixed. Samples are paired, seeds are not: the variances
+    between the seeds of both sides are added (Welch). Intervals are for one metric at a time. Of samples in `groups`,
+    such as patients, they are about other groups.
     """
 
     names: tuple[str, str]
@@ -77,31 +81,47 @@ class Comparison:
         better, gain = ("better", found.difference) if found.low > 0 else ("worse", -found.difference)
         return f"Mean {what}: {b} is {better} than {a} by {readable(gain)} (difference {low} to {high})."
 
+    @property
+    def shown(self) -> list[Difference]:
+        """The differences that tables show: costs as such, and nothing about abstentions where there are none."""
+        abstains = any(d.a or d.b for d in self.differences if d.name == "abstention_rate")
+        rows = [d for d in self.differences if abstains or d.name not in ANSWERED]
+        costs = {d.name for d in rows if QUESTION in (d.name, _metric(d).parent)} if self.has_costs else ()
+        return [d.as_cost if d.name in costs else d for d in rows]
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows of tables as numbers, ready for a data frame."""
+        return [asdict(d) for d in self.shown]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The headings of `rows`."""
+        return "metric", *self.names, "difference", f"{LEVEL:.0%} interval", "p"
+
     def rows(self) -> list[tuple[str, ...]]:
         """(metric, a, b, difference, interval, p) as tables show them; * marks p below 0.05."""
         table: list[tuple[str, ...]] = []
-        abstains = any(d.a or d.b for d in self.differences if d.name == "abstention_rate")
-        for d in [d for d in self.differences if abstains or d.name not in ANSWERED]:
-            metric = METRICS[d.name.partition(".")[0]]
-            d, show = d.as_cost if self.has_costs and QUESTION in (d.name, metric.parent) else d, metric.format
+        for d in self.shown:
+            show = _metric(d).format
             p = (f"{d.p:.3f}" if d.p >= 0.0005 else "< 0.001") + "*" * (d.p < SIGNIFICANCE)
             label = f"{d.label} (the question)" if d.name == QUESTION else d.label
-            table.append((label, show(d.a), show(d.b), show(d.difference), f"{show(d.low)} to {show(d.high)}", p))
+            sides = ((d.a, d.a_deviation), (d.b, d.b_deviation))
+            means = (show(mean) + (f" ± {show(own)}" if own is not None else "") for mean, own in sides)
+            table.append((label, *means, show(d.difference), f"{show(d.low)} to {show(d.high)}", p))
         return table
 
     def __repr__(self) -> str:
-        header = ("metric", *self.names, "difference", f"{LEVEL:.0%} interval", "p")
-        return "\n".join([self.verdict, *aligned([header, *self.rows()])])
+        return "\n".join([self.verdict, *aligned([self.columns, *self.rows()])])
 
     def __rich__(self) -> Any:
-        held = "models held fixed" if max(self.seeds) == 1 else f"{self.seeds[0]} and {self.seeds[1]} seeds"
+        several = f"{self.seeds[0]} and {self.seeds[1]} runs, not paired by seed"
+        held = "models held fixed" if max(self.seeds) == 1 else several
         asked = {_likeness(each) for each in self.differences if each.name == QUESTION}
         distinct = len({_likeness(each) for each in self.differences} - asked)
         beside = "; that of the question is not" if asked else ""
         note = f"p adjusted for {distinct} different comparisons (Holm){beside}; * below {SIGNIFICANCE}"
-        columns = ("metric", *self.names, "difference", f"{LEVEL:.0%} interval", "p")
         title = f"{counted_samples(self.samples, self.groups, 'paired samples')}, {held}"
-        return rich_table(title, columns, self.rows(), note)
+        return rich_table(title, self.columns, self.rows(), note)
 
 
 def gain_over_argmax(result: Evaluation, predictions: Any, decider: Decider) -> Difference | None:
@@ -132,8 +152,9 @@ def compare_outcomes(
     for metric in METRICS.values():
         left, right = ([metric.estimates(o, times, seed) for o in side] for side in (a, b))
         for name in [name for name in left[0] if all(name in each for each in (*left, *right))]:
-            found = paired_difference([each[name] for each in left], [each[name] for each in right])
-            rows += [] if found is None else [Difference(name, labels[name], *found)]
+            sides = [[each[name] for each in side] for side in (left, right)]
+            found = paired_difference(*sides)
+            rows += [] if found is None else [Difference(name, labels[name], *found, *map(_deviation, sides))]
     distinct = {_likeness(row): row.p for row in reversed(rows)}  # of equal ones the first, whatever metrics follow
     asked = {_likeness(row): distinct.pop(_likeness(row)) for row in rows if row.name == QUESTION}
     adjusted = asked | dict(zip(distinct, _holm(np.array(list(distinct.values()))), strict=True))
@@ -152,7 +173,8 @@ def paired_difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] |
     centre, halves = right - left, _by_sample(a, b)
     if halves is None:
         centre, halves = _recovered(a, b)
-    # Samples within seeds: the variance between seeds is added, with the degrees of freedom of Satterthwaite.
+    # Samples within seeds: the variance between seeds is added, with the degrees of freedom of Satterthwaite. Pairing
+    # by seed would halve these, for a correlation that is about 0 in practice (`benchmarks/coverage.py --seeds`).
     seeds = [(float(side.var(ddof=1)) / len(side), len(side) - 1) for side in values if len(side) > 1]
     for i, half in enumerate(halves):
         variance, freedom = (half / Z) ** 2 + sum(part for part, _ in seeds), 1e9
@@ -191,8 +213,17 @@ def _recovered(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, list[float]]:
 
 def _possible(row: Difference) -> Difference:
     """With an interval within -1 and 1, if it is that of two shares."""
-    shares = METRICS[row.name.partition(".")[0]].unit == "%"
+    shares = _metric(row).unit == "%"
     return replace(row, low=max(row.low, -1.0), high=min(row.high, 1.0)) if shares else row
+
+
+def _metric(row: Difference) -> Metric:
+    return METRICS[row.name.partition(".")[0]]
+
+
+def _deviation(side: Sequence[Any]) -> float | None:
+    """The standard deviation over runs."""
+    return float(np.std([each.value for each in side], ddof=1)) if len(side) > 1 else None
 
 
 def _likeness(row: Difference) -> tuple[float, ...]:

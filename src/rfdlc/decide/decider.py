@@ -27,6 +27,7 @@ from rfdlc.decide.sets import PredictionSets, as_sets, check_coverage
 from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, flags, handed_over, is_limited, unfamiliar_action
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import BrokenRows, InputError, choose, expect, listing
+from rfdlc.imports import choose_registered, with_imports
 
 COMBINATIONS = ("mean-probabilities", "mean-logits")
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
@@ -290,7 +291,7 @@ class Decider:
         try:
             return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{path}: cannot be read as a decider ({error})") from None
+            raise InputError(f"{path}: cannot be read as a decider ({with_imports(error, file.parent)})") from None
 
     def __repr__(self) -> str:
         state, actions = self.fitted or "not calibrated", len(self.utility.actions)
@@ -318,10 +319,8 @@ class Decider:
 
     def read(self, scores: Any, logits: bool = False) -> Scores:
         """Checked scores of any source, with one column per class in the order of the utility."""
-        if isinstance(scores, Predictions):
-            checked = scores.scores_for(self.utility.classes)
-        else:
-            checked = as_scores(scores, self.utility.classes, logits=logits)
+        known, own = self.utility.classes, isinstance(scores, Predictions)
+        checked = scores.scores_for(known) if own else as_scores(scores, known, logits=logits)
         changes = any(value is not None for value in (self.fitted, self.train_prior, self.target_prior))
         expect(not (checked.corrected and changes), wording.CORRECTED_TWICE)
         given, particles = 0 if self.weights is None else len(self.weights), len(checked.values)
@@ -340,7 +339,7 @@ class Decider:
         utility, kind = self.utility, type(self.utility).__name__
         expect(isinstance(utility, Utility), f"utility is a {kind}: expected a Utility, such as Utility(matrix, names)")
         choose("combine", self.combine, COMBINATIONS)
-        choose("calibration", self.calibration or "none", CALIBRATORS)
+        choose_registered("calibration", self.calibration or "none", CALIBRATORS)
         RULES[choose("rule", self.rule, RULES)](utility, None)
         doubts = [WARNINGS.get(self.rule, ""), wording.UPSIDE_DOWN if utility.upside_down else ""]
         for doubt in filter(None, doubts if warn else ()):

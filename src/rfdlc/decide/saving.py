@@ -9,7 +9,8 @@ from rfdlc.decide.budgets import Budget
 from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.unfamiliar import Unfamiliar
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import choose, expect
+from rfdlc.errors import expect
+from rfdlc.imports import choose_registered
 
 if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
@@ -48,7 +49,9 @@ def parameters_of(table: dict[str, Any]) -> dict[str, Any]:
         joint = np.frombuffer(base64.b64decode(joint), "<f4").reshape(2 * (len(utility.classes),))
     if fitted is not None:
         written = "temperature" if fitted.get("bias") is None else "bias-corrected-temperature"  # by version 1
-        fitted = CALIBRATORS[choose("calibration", fitted.get("name", written), CALIBRATORS)].from_dict(fitted)
+        fitted = CALIBRATORS[choose_registered("calibration", fitted.get("name", written), CALIBRATORS)].from_dict(
+            fitted
+        )
     seen = table.get("calibrated_on") or {}
     seen = seen if isinstance(seen, dict) else {"scores": seen}  # as earlier versions wrote it
     seen = {kind: np.array([int(each, 16) % 2**64 for each in own], dtype=np.uint64) for kind, own in seen.items()}

@@ -5,6 +5,7 @@ which each has a GPU where the cluster has some. Ray starts actors that died aga
 """
 
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect, listing
+from rfdlc.imports import IMPORTED, import_own
 from rfdlc.integrations.deciding import DecideTable
 
 if TYPE_CHECKING:
@@ -169,8 +171,8 @@ def predict_source(
     warn_of_training(run, source, len(samples), where.get("root"), where.get("split"))
     decide_by(model, samples, utility, target_prior, decider)
     starts = range(0, len(samples), PART_ROWS)
-    given: dict[str, Any] = {"run": str(run), "source": source, "decider": model.decider, "raw": raw}
-    given |= {"folder": os.getcwd(), "where": where}
+    given: dict[str, Any] = {"run": str(run), "source": source, "decider": pickle.dumps(model.decider), "raw": raw}
+    given |= {"folder": os.getcwd(), "where": where, "imports": IMPORTED}
     parts = ray.data.from_items([{"start": first} for first in starts], override_num_blocks=len(starts))
     options = _actors({"batch_size": 1} | ({} if actors is None else {"concurrency": actors}))
     found = parts.map_batches(PredictPart, fn_constructor_kwargs=given, **options)
@@ -187,14 +189,18 @@ def predict_source(
 class PredictPart:
     """Predicts parts of a source by their first sample, as `rfdlc.predict` does."""
 
-    def __init__(self, run: str, source: Any, decider: Decider, raw: bool, folder: str, where: dict[str, Any]) -> None:
+    def __init__(
+        self, run: str, source: Any, decider: bytes, raw: bool, folder: str, where: dict[str, Any],
+        imports: Sequence[str],
+    ) -> None:  # fmt: skip
         from rfdlc.integrations.predicting import Table
         from rfdlc.training.model import Model
 
         with suppress(OSError):  # to which relative paths belong; where it is not there, absolute ones may be
             os.chdir(folder)
+        import_own(imports)
         model = Model.load(run)
-        model.decider = decider
+        model.decider = pickle.loads(decider)  # noqa: S301 - after its modules, and sent by the process that started this
         self.samples = model.open_samples(source, **where)
         self.table = Table(model, raw, self.samples)
 

@@ -19,6 +19,7 @@ from rfdlc.data.sources.image_lists import plain_name
 from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.decider import COMBINATIONS
 from rfdlc.errors import InputError, choose, expect
+from rfdlc.imports import choose_registered
 from rfdlc.training.distributed import PARALLEL
 from rfdlc.training.losses.terms import REPULSIONS, WEIGHT_FORMS
 from rfdlc.training.networks.backbones import BACKBONES
@@ -38,7 +39,7 @@ CHOICES: dict[str, tuple[Collection[str], ...]] = {
     "utility_form": (("row", "bounded", "column"),), "utility_weights": (("samples", "columns", "none"),),
     "repulsion": (("none",), REPULSIONS), "optimiser": (OPTIMISERS,), "schedule": (SCHEDULES,),
     "sampling": (SAMPLINGS,), "augment": (("auto",), AUGMENTATIONS),
-    "combine": (COMBINATIONS,), "calibration": (("none",), CALIBRATORS),
+    "combine": (COMBINATIONS,), "calibration": (CALIBRATORS,),
     "precision": (("auto", "bf16", "float32"),), "execution": (EXECUTIONS,), "batch_norm": (("local", "sync"),),
     "parallel": (PARALLEL,),
 }  # fmt: skip
@@ -229,7 +230,8 @@ class TrainConfig(BaseModel):
         imported = info.field_name == "backbone" and ":" in value
         file = info.field_name == "weights" and value.endswith(".safetensors")
         expect(not file, f"setting weights={value!r}: weights are those of the classes; write pretrained={value}")
-        return value if imported else choose(f"setting {info.field_name}", value, chain(*CHOICES[info.field_name]))
+        known = choose_registered if info.field_name == "calibration" else choose
+        return value if imported else known(f"setting {info.field_name}", value, chain(*CHOICES[info.field_name]))
 
     @model_validator(mode="after")
     def _compatible(self) -> "TrainConfig":

@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.priors import NAMED, Prior, as_prior
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
+from rfdlc.imports import choose_registered, register_first
 from rfdlc.training import factories
 from rfdlc.training.config import TABULAR, TrainConfig, preset
 from rfdlc.training.factories import CombinationFactory, LossFactory, Matrix, carried_prior, integrated_gain
@@ -334,12 +336,13 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 
 
-def find_method(name: str, run: object = None) -> Method:
+def find_method(name: str, run: Path | None = None) -> Method:
     """The method of this name, which a `run` may have been trained with."""
     fix = "in Python, register it in rfdlc.methods.METHODS, then call rfdlc.resume(...) or rfdlc.Model.load(...)"
     own = f"{run}: its method {name!r} is not one of rfdlc, and a run folder holds the name of a method, not its code"
-    expect(run is None or name in METHODS, f"{own}: one of your own must be registered first; {fix}")
-    return METHODS[choose("method", name, METHODS)]
+    if run is not None and name not in METHODS:
+        raise InputError(f"{own}: {register_first(run)}; {fix}")
+    return METHODS[choose_registered("method", name, METHODS)]
 
 
 def resolve(

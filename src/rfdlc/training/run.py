@@ -36,6 +36,7 @@ from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
 from rfdlc.files import as_csv, owned, parse_json, read_json, replace_durably, runs_inside
+from rfdlc.imports import recorded
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.pretrained import Start, Weights
@@ -99,7 +100,7 @@ class Run:
         versions = {"rfdlc": __version__, "python": platform.python_version(), "torch": torch.__version__}
         hardware = {"platform": platform.platform(), "threads": torch.get_num_threads(), "numpy": np.__version__}
         hardware["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        described = {"method": self.method_name, "settings": self.config.to_dict(), "data": data, **more}
+        described = {"method": self.method_name, "settings": self.config.to_dict(), "data": data, **recorded(), **more}
         if self.start is not None:
             self.write("pretrained.safetensors", save(plain_tensors(self.start)))
         for name, source in (copies or {}).items():
@@ -156,8 +157,7 @@ class Run:
     @property
     def chosen(self) -> Settings:
         """What trials chose."""
-        plan = self.tuning
-        return plan.chosen if plan else {}
+        return plan.chosen if (plan := self.tuning) else {}
 
     @property
     def given(self) -> set[str]:
@@ -209,8 +209,8 @@ class Run:
         for path in paths:
             try:
                 with _readable(path, "a checkpoint"):
-                    tensors, meta = read_weights(path)
-                    net, state = ({k[len(p) :]: v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES)
+                    found, meta = read_weights(path)
+                    net, state = ({k.removeprefix(p): v for k, v in found.items() if k.startswith(p)} for p in PREFIXES)
                     return Checkpoint(int(meta["phase"]), int(meta["epoch"]), net, state, parse_json(meta["history"]))
             except InputError as error:
                 if path == paths[-1]:

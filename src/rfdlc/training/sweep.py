@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import replacing
+from rfdlc.imports import IMPORTED, import_own
 from rfdlc.training.plans import OF_DATA, TABLE, Job, Plan, Row, row_of, write_rows
 from rfdlc.training.searching import search
 
@@ -21,6 +23,7 @@ ENGINES = ("local", "ray", "slurm")
 SCRIPT = "sweep.sbatch"
 APART = ("backbone", "pretrained", "backbone_options", "image_size")  # runs that differ in these are trained in turn
 MOST_RUNS, LONGEST_NAME = 10_000, 120
+DEVIATION = "_deviation"  # behind the name of a metric
 RETRIES = 3  # of a job on Ray whose worker has died
 
 
@@ -117,7 +120,7 @@ def _on_ray(jobs: Sequence[Job], address: str | None, networks: int) -> None:
     try:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         task = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(_train_in)
-        ray.get([task.remote(os.getcwd(), job, networks) for job in jobs])
+        ray.get([task.remote(os.getcwd(), IMPORTED, job, networks) for job in jobs])
     except ray.exceptions.RayTaskError as error:
         raise error.as_instanceof_cause() from None
     finally:
@@ -125,21 +128,23 @@ def _on_ray(jobs: Sequence[Job], address: str | None, networks: int) -> None:
             ray.shutdown()
 
 
-def _train_in(folder: str, job: Job, networks: int) -> None:
+def _train_in(folder: str, imports: Sequence[str], job: Job, networks: int) -> None:
     """On a worker of Ray, to which relative paths must mean what they mean here."""
     with suppress(OSError):  # not there: absolute paths may be
         os.chdir(folder)
+    import_own(imports)
     job.train(networks)
 
 
 def write_script(folder: Path, file: Path, jobs: int, runs_per_job: int) -> Path:
     """The SLURM script of an array with one task per job; a task that is put back into the queue continues."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = shlex.join([str(file), "--out", str(folder), "--runs-per-job", str(runs_per_job)])
+    own = [word for name in IMPORTED for word in ("--import", name)]
+    given = shlex.join([*own, "sweep", str(file), "--out", str(folder), "--runs-per-job", str(runs_per_job)])
     text = f"""#!/bin/bash
 #SBATCH --array=0-{jobs - 1} --requeue --job-name={re.sub(r"[^A-Za-z0-9_.-]", "-", file.stem)}
 #SBATCH --gpus-per-task=1 --cpus-per-task=8 --output={shlex.quote(str(folder / "slurm-%a.log"))}
-rfdlc sweep {given} --job "$SLURM_ARRAY_TASK_ID"
+rfdlc {given} --job "$SLURM_ARRAY_TASK_ID"
 """
     with replacing(folder / SCRIPT) as beside:
         beside.write_text(text, "utf-8")
@@ -147,11 +152,11 @@ rfdlc sweep {given} --job "$SLURM_ARRAY_TASK_ID"
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """Means over seeds of the finished runs, with their number, best first by the held-out loss.
+    """Means and standard deviations over the finished seeds, with their number, best first by the held-out loss.
 
-    >>> rows = [{"run": str(s), "state": "finished", "lr": 1, "seed": s, "held_out_nll": 1.0 + s} for s in (0, 1)]
+    >>> rows = [{"run": str(s), "state": "finished", "lr": 1, "seed": s, "held_out_nll": 1.0 + s} for s in (0, 2)]
     >>> summary(rows)
-    [{'lr': 1, 'runs': 2, 'held_out_nll': 1.5}]
+    [{'lr': 1, 'seeds': 2, 'held_out_nll': 2.0, 'held_out_nll_deviation': 1.4142135623730951}]
     """
     groups: dict[str, tuple[Row, list[Row]]] = {}
     for row in (row for row in rows if row["state"] == "finished"):
@@ -160,6 +165,10 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         groups.setdefault(str(own), (own, []))[1].append(numbers)
     found = list[Row]()
     for own, each in groups.values():
-        means = {name: sum(numbers[name] for numbers in each) / len(each) for name in each[0]}
-        found.append({**own, "runs": len(each), **means})
+        row = {**own, "seeds": len(each)}
+        for name in each[0]:
+            values = [numbers[name] for numbers in each]
+            row[name] = fmean(values)
+            row |= {f"{name}{DEVIATION}": stdev(values)} if len(values) > 1 else {}
+        found.append(row)
     return sorted(found, key=lambda row: row.get("held_out_nll", 0.0))

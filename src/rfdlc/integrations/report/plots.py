@@ -9,7 +9,7 @@ import numpy as np
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.report import curves
-from rfdlc.integrations.report.runs import ReportRun
+from rfdlc.integrations.report.runs import ReportRun, check_number
 from rfdlc.style import STYLE, brief
 
 MOST_CLASSES = 50  # a confusion matrix with more is drawn by region
@@ -36,6 +36,7 @@ def check(kind: str, out: Path) -> Any:
 
 def draw(runs: Sequence[ReportRun], kind: str, out: Path) -> None:
     """Draw one kind of figure of the runs into a file."""
+    check_number(runs)
     pyplot, ending = check(kind, out), out.suffix.lower().lstrip(".")
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
     with pyplot.rc_context(STYLE):

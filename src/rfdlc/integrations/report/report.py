@@ -37,7 +37,7 @@ from rfdlc.errors import InputError, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.report import curves
 from rfdlc.integrations.report.attention import highlighted, pixels_of
-from rfdlc.integrations.report.runs import ReportRun, Source, as_runs, compare_runs
+from rfdlc.integrations.report.runs import ReportRun, Source, as_runs, check_number, compare_runs
 from rfdlc.progress import track
 
 BOOTSTRAP, LEVELS = 200, 65535
@@ -103,6 +103,7 @@ def write_report(
     runs: Sequence[ReportRun], out: Path, images: Any = None, title: Any = None, bootstrap: int = 0, seed: int = 0
 ) -> dict[str, Evaluation]:
     """Write the report of runs that share their classes and utility; the evaluations in it, by run."""
+    check_number(runs)
     folder = out.absolute().parent
     expect(folder.is_dir(), f"{out}: the folder {folder} does not exist; create it first")
     draws: dict[str, Any] = {"bootstrap": bootstrap, "seed": seed}

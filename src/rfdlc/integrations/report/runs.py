@@ -1,10 +1,12 @@
 """What is reported: labelled predictions of a model and the Decider that turns them into actions."""
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +82,17 @@ class ReportRun:
 
 def as_runs(
     given: Source | Sequence[Source] | Mapping[str, Source], utility: Utility | None = None,
-    decider: Decider | None = None, classes: Classes | Sequence[str] | None = None,
+    decider: Decider | Sequence[Decider | None] | None = None, classes: Classes | Sequence[str] | None = None,
 ) -> list[ReportRun]:  # fmt: skip
-    """Runs from whatever `report` accepts; a folder has its own decider, unless one is given."""
+    """Runs from whatever `report` accepts; a folder has its own decider, unless one is given, for all or for each."""
     several: Any = given if isinstance(given, Mapping | list | tuple) else [given]
     sources = list(several.values() if isinstance(several, Mapping) else several)
     names = map(str, several) if isinstance(several, Mapping) else run_names(sources)
     known = None if classes is None else as_classes(classes)
+    deciders = decider if isinstance(decider, list | tuple) else [decider] * len(sources)
     runs = []
-    for name, source in zip(names, sources, strict=True):
-        kind, own = type(source).__name__, decider
+    for name, source, own in zip(names, sources, deciders, strict=True):
+        kind = type(source).__name__
         expected = "expected a run folder, a file of predictions, or Predictions(probabilities=..., targets=...)"
         expect(isinstance(source, Source), f"a {kind} cannot be reported: {expected}")
         path = None if isinstance(source, Predictions) else Path(source)
@@ -115,7 +118,7 @@ def prepared(name: str, predictions: Predictions, decider: Decider, source: Path
 
 def alike(runs: Sequence[ReportRun]) -> list[ReportRun]:
     """The runs with the classes and the utility of the first, so that their metrics can be compared."""
-    expect(0 < len(runs) <= MOST_RUNS, f"{len(runs)} runs: expected 1 to {MOST_RUNS} in one report")
+    check_number(runs[:1])
     first, utility = runs[0], runs[0].decider.utility
     for run in runs[1:]:
         odd = listing(sorted(set(run.classes.names) ^ set(first.classes.names))) or "another order"
@@ -124,10 +127,15 @@ def alike(runs: Sequence[ReportRun]) -> list[ReportRun]:
     return [first] + [replace(r, decider=r.decider.replace(utility=utility, classes=first.classes)) for r in runs[1:]]
 
 
+def check_number(runs: Sequence[Any]) -> None:
+    """Raise if a figure cannot tell so many runs apart."""
+    expect(0 < len(runs) <= MOST_RUNS, f"{len(runs)} runs: expected 1 to {MOST_RUNS} in one report")
+
+
 def compare(
     a: Source | Sequence[Source], b: Source | Sequence[Source], utility: Utility | None = None, *,
-    decider: Decider | None = None, classes: Classes | Sequence[str] | None = None, bootstrap: int = 300,
-    seed: int = 0,
+    decider: Decider | tuple[Decider | None, Decider | None] | None = None,
+    classes: Classes | Sequence[str] | None = None, bootstrap: int = 300, seed: int = 0,
 ) -> Comparison:  # fmt: skip
     """Compare two models on the same test samples: paired differences of every metric with 95% intervals.
 
@@ -135,8 +143,10 @@ def compare(
     ----------
     a, b : path, Predictions, or list of these
         Run folders, files of predictions or `Predictions`; a list holds seeds of one method.
-    utility, decider, classes : optional
+    utility, classes : optional
         As in `report`.
+    decider : Decider, or two of them, optional
+        As in `report`, or one for each side: both decide for `utility`, or for that of the first.
     bootstrap, seed : int
         Number of resamples for your own metrics that are not means, and their seed.
 
@@ -152,7 +162,9 @@ def compare(
     0.333
     """
     left, right = (list(side) if isinstance(side, list | tuple) else [side] for side in (a, b))
-    runs = as_runs([*left, *right], utility, decider, classes)
+    pair = decider if isinstance(decider, list | tuple) else (decider, decider)
+    expect(len(pair) == 2, f"decider has {len(pair)} entries: expected a Decider, or two, one for each side")
+    runs = as_runs([*left, *right], utility, [pair[0]] * len(left) + [pair[1]] * len(right), classes)
     return compare_runs(runs[: len(left)], runs[len(left) :], bootstrap, seed)
 
 
@@ -174,7 +186,22 @@ def compare_runs(a: Sequence[ReportRun], b: Sequence[ReportRun], bootstrap: int 
             told = f"{a[0].name} and {run.name} have other labels for the ids {listing(differ, 3)}"
             expect(not len(differ), f"{told}: expected one label for each id")
         left, right = found[: len(a)], found[len(a) :]
-    return compare_outcomes(left, right, (a[0].name, b[0].name), bootstrap, seed)
+    names = side_names(*([run.name for run in side] for side in (a, b)))
+    return compare_outcomes(left, right, names, bootstrap, seed)
+
+
+def side_names(a: Sequence[str], b: Sequence[str]) -> tuple[str, str]:
+    """What both sides are called: several runs by what their names begin with, or by all of them.
+
+    >>> side_names(["method=ce,seed=0", "method=ce,seed=1"], ["la"])
+    ('method=ce (mean of 2 runs)', 'la')
+    """
+    starts = map(commonprefix, (a, b))
+    sides = [(s, re.sub(r"[^/\\,_ -]*$", "", start).strip("/\\,_ -")) for s, start in zip((a, b), starts, strict=True)]
+    told = len({start for _, start in sides}) == 2
+    names = (side[0] if len(side) == 1 else (told and start) or listing(side) for side, start in sides)
+    first, second = (f"{n} (mean of {len(s)} runs)" * (len(s) > 1) or n for n, s in zip(names, (a, b), strict=True))
+    return first, second
 
 
 def run_names(sources: Sequence[Source]) -> list[str]:
@@ -184,7 +211,7 @@ def run_names(sources: Sequence[Source]) -> list[str]:
     ['runs/a', 'predictions', 'old/a']
     """
     paths = [Path(source) if isinstance(source, str | Path) else Path("predictions") for source in sources]
-    short = [path.stem if path.suffix else path.name for path in paths]
+    short = [path.name if path.is_dir() else path.stem for path in paths]
     names = [str(path) if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
     return [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
 

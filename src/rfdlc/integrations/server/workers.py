@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 import rfdlc
 from rfdlc.errors import InputError, end_with_parent
+from rfdlc.imports import IMPORTED, import_own
 from rfdlc.integrations.server.backend import Backend, Limits, Unavailable, open_backend
 from rfdlc.integrations.server.requests import Reader
 
@@ -52,7 +54,8 @@ class Child:
     def start(self) -> None:
         """Start the process; it is ready a little later."""
         self.pipe, child = Pipe()
-        words = [sys.executable, "-P", "-c", f"from {__name__} import run; run({self._work!r}, {child.fileno()})"]
+        given = f"{self._work!r}, {child.fileno()}, {IMPORTED!r}"
+        words = [sys.executable, "-P", "-c", f"from {__name__} import run; run({given})"]
         known = [str(Path(rfdlc.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         paths = os.pathsep.join(filter(None, known))  # never the current folder, which anybody may write to
         environment = {**os.environ, "PYTHONPATH": paths, **self._environment}
@@ -200,12 +203,13 @@ def lightened(backend: Backend) -> Backend:
     return replace(backend, inputs=SimpleNamespace(**known), compute=None, process=None)  # type: ignore[arg-type]
 
 
-def run(work: str, place: int) -> None:
+def run(work: str, place: int, imports: Sequence[str] = ()) -> None:
     """In a process: `read` or `compute` until the server ends. Messages come from it alone."""
     warnings.simplefilter("ignore")
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for the server, which still answers
         signal.signal(number, signal.SIG_IGN)
     end_with_parent("")
+    import_own(imports)
     with suppress(EOFError, OSError):
         {"read": read, "compute": compute}[work](Connection(place))
 

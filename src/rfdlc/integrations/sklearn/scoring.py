@@ -17,7 +17,8 @@ from rfdlc.decide.outcomes import Outcomes
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
 from rfdlc.decide.wording import UPSIDE_DOWN
-from rfdlc.errors import InputError, choose, expect, listing, suggestion
+from rfdlc.errors import InputError, expect, listing, suggestion
+from rfdlc.imports import choose_registered
 
 Labels = NDArray[Any]
 _BUILT = ("one-hot", "tail-sensitive")
@@ -54,7 +55,7 @@ def make_metric_scorer(
 
     The `utility` is by default that of the estimator, or "one-hot"; `y_train` are labels whose counts rank the classes.
     """
-    choose("metric", name.partition(".")[0], METRICS)
+    choose_registered("metric", name.partition(".")[0], METRICS)
     return partial(_score, name=name, utility=utility, y_train=y_train, abstain_label=abstain_label)
 
 
