@@ -1,6 +1,7 @@
 """Modules of the user's own, which register methods, metrics, calibrators and data formats: `rfdlc --import`.
 
-A command line names them, and nothing else: what a run folder records about them is shown, and never imported.
+A command line names them, and nothing else: what a run folder records about them is shown, and never imported. Nor is
+the code of a network, `package.module:function`, unless the user named it, too.
 """
 
 import sys
@@ -15,6 +16,7 @@ from rfdlc.files import read_json
 
 RECORDED = "imports"  # in config.json of a run folder
 IMPORTED: list[str] = []  # by this process, files by their whole path
+TRUSTED: set[str] = set()  # what names code, package.module:function, in the user's own words to this process
 FIRST = "one of your own must be registered first: `rfdlc --import MODULE ...`"
 
 
@@ -47,6 +49,20 @@ def _import_file(path: Path) -> None:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     import_module(path.stem)
+
+
+def trust(name: object) -> None:
+    """Let `package.module:function` be imported, as the user's own words name it; those of a file are not enough."""
+    TRUSTED.add(str(name))
+
+
+def check_trusted(name: str) -> None:
+    """Raise if `package.module:function` is named by a file alone."""
+    module = name.partition(":")[0]
+    own = [Path(given).stem if given.endswith(".py") else given for given in IMPORTED]
+    known = name in TRUSTED or any(f"{module}.".startswith(f"{given}.") for given in own)
+    fix = f"if you trust it: `rfdlc --import {module} ...`, in Python rfdlc.imports.trust({name!r})"
+    expect(known, f"backbone {name!r} is code, which is not imported because a file names it; {fix}")
 
 
 def choose_registered(what: str, given: str, registry: Iterable[str]) -> str:

@@ -242,7 +242,7 @@ def test_the_command_shows_what_fits(data, tmp_path, undisturbed, monkeypatch):
         assert "4 runs: 4 finished" in done.stdout
         said = " ".join(done.stdout.split()).partition("not shown, but in table.csv: ")[2]
         left = ["accuracy", "ECE", "test accuracy"][: 3 if width == "44" else 0]
-        assert said.startswith(", ".join([*left, "test utility", "test loss", "test ECE"]))
+        assert said.startswith(", ".join([*left, "tail-sensitive test utility", "test loss", "test ECE"]))
     monkeypatch.setenv("COLUMNS", "200")
     assert "not shown" not in CliRunner().invoke(app, ["sweep", str(file), "--out", str(out), "--collect"]).stdout
     monkeypatch.setattr(sweep_command, "MOST_SHOWN", 3)

@@ -12,8 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from typer.testing import CliRunner
 
 import rfdlc
+from rfdlc import imports
+from rfdlc.cli import app
 from rfdlc.cli.train import train as train_command
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
@@ -189,6 +192,27 @@ def test_a_backbone_by_its_import_path_is_found_again(tmp_path, monkeypatch):
     for wrong in ("my_networks:large", "no_such_module:small"):
         with pytest.raises(InputError, match=f"backbone='{wrong}' cannot be imported"):
             rfdlc.train("digits-lt", "ce", tmp_path / "wrong", backbone=wrong)
+
+
+def test_code_that_only_a_folder_names_is_not_imported(tmp_path, monkeypatch):
+    """A function without arguments would be called: `os:abort` ends the process."""
+    rfdlc.train("digits-lt", "ce", tmp_path / "run", epochs=1)
+    file, made = tmp_path / "run/config.json", tmp_path / "imported"
+    table = json.loads(file.read_text())
+    (tmp_path / "their_networks.py").write_text(f"open({str(made)!r}, 'w')\nfrom torch import nn\nsmall = nn.Flatten\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("os:abort", "their_networks:small"):
+        file.write_text(json.dumps(table | {"settings": table["settings"] | {"backbone": name}}))
+        module = name.partition(":")[0]
+        with pytest.raises(InputError, match=f"'{name}' is code, .* if you trust it: `rfdlc --import {module} ...`"):
+            rfdlc.Model.load(tmp_path / "run")
+        told = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), "digits-lt"]).exception
+        assert isinstance(told, InputError)
+    assert not made.exists()
+    monkeypatch.setattr(imports, "IMPORTED", ["their_networks"])
+    with pytest.raises(InputError, match="the backbone Flatten has no parameters"):  # it was imported
+        rfdlc.Model.load(tmp_path / "run")
+    assert made.exists()
 
 
 @pytest.mark.parametrize(("epochs", "direction", "told"), [(10, 1, True), (10, -1, False), (9, 1, False)])

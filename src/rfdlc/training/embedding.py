@@ -20,6 +20,7 @@ from rfdlc.data.loader import Normaliser
 from rfdlc.data.samples import Item, ahead
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import has_external_data, sha256_of
+from rfdlc.imports import trust
 from rfdlc.progress import announce
 from rfdlc.training.networks import pretrained as networks
 from rfdlc.training.networks.backbones import BACKBONES, backbone, imported
@@ -169,6 +170,7 @@ def new_embedder(
     options: Mapping[str, Any] | None = None, **changes: Any,
 ) -> Embedder:  # fmt: skip
     """The network of this name with weights of its own, a file or the hub; `changes` are fields of `Embedding`."""
+    trust(name)
     given = dict(options or {}) | ({"in_chans": channels} if name.startswith(networks.PREFIX) and channels != 3 else {})
     network = _network(name, image_size, channels, given, pretrained)
     if pretrained == networks.NONE and (name.startswith(networks.PREFIX) or name in BACKBONES):

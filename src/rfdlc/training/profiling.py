@@ -14,6 +14,7 @@ from torch import Tensor
 from rfdlc.data.loader import ResidentLoader, capture
 from rfdlc.data.streamed import StreamedLoader
 from rfdlc.errors import expect
+from rfdlc.imports import trust
 from rfdlc.training.config import TABULAR
 from rfdlc.training.execution import Execution
 from rfdlc.training.loop import PreparedStage, split_outputs
@@ -66,6 +67,7 @@ def profile(
     data_options: Mapping[str, Any] | None = None, **settings: Any,
 ) -> Profile:  # fmt: skip
     """Measure the first stage of a training as `train` would run it, on its own data, without training."""
+    trust(settings.get("backbone"))
     early = resolve(method, data if isinstance(data, str) else "", settings)[1]
     start = start_of(early)
     given, _ = load_for(data, root, data_options or {}, early, start)

@@ -8,6 +8,7 @@ from typing import Any
 from rfdlc.data.embedding import weights_of
 from rfdlc.decide.scores import check_class_names
 from rfdlc.errors import REPLACE, InputError, expect, listing, repeated
+from rfdlc.imports import trust
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
 from rfdlc.training.methods import resolve
@@ -122,6 +123,7 @@ def fork(
     """
     own = None if isinstance(backbone, str) else backbone
     changes |= {"backbone": backbone} if isinstance(backbone, str) else {}
+    trust(changes.get("backbone"))
     with process_group() as group:
         with group.raising_together():
             source, run = Run(path), Run(out, group.main)
@@ -185,6 +187,8 @@ def prepare_runs(
         runs = [Run(spec.out, group.main) for spec in specs]
         if not again:
             _check_new(runs)
+        for spec in specs:
+            trust(spec.settings.get("backbone"))
         # a wrong setting, network or file of weights raises before any work
         early = [resolve(spec.method, data if isinstance(data, str) else "", spec.settings)[1] for spec in specs]
         networks_of = [str([getattr(config, name) for name in NETWORK]) for config in early]

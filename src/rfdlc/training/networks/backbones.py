@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from rfdlc.errors import InputError, choose, expect
+from rfdlc.imports import check_trusted
 from rfdlc.training.networks.fused import stages as fused
 from rfdlc.training.networks.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, Hidden, Layout
 
@@ -278,7 +279,8 @@ def own(
 
 
 def imported(name: str, expected: str) -> Any:
-    """What "package.module:function" names."""
+    """What "package.module:function" names, if the user's own words do."""
+    check_trusted(name)
     try:
         return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
