@@ -188,7 +188,8 @@ class Request(UtilityRequest):
     def load(self, file: Path, classes: "rfdlc.Classes | None", columns: Sequence[str] = ()) -> "rfdlc.Predictions":
         """Predictions; columns of a table that are not classes are ignored where the options name the classes."""
         named = self.named_classes(open_table(file).names) if classes is None and is_table(file) else None
-        options: dict[str, Any] = {"logits": self.logits, "others": named is not None, "columns": columns}
+        others = "" if named is None else self.names_classes
+        options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": columns}
         return rfdlc.Predictions.load(file, classes or named, **options)
 
     def named_classes(self, columns: Sequence[str]) -> "rfdlc.Classes | None":
@@ -197,6 +198,11 @@ class Request(UtilityRequest):
             return rfdlc.Classes(self.saved_decider.utility.classes.names)
         names = self.utility_names
         return rfdlc.Classes(tuple(filter(names.__contains__, columns))) if names and names <= {*columns} else None
+
+    @property
+    def names_classes(self) -> str:
+        """What `named_classes` are those of."""
+        return f"the utility of {self.decider}" if self.decider else str(self.costs or self.utility)
 
     @cached_property
     def utility_names(self) -> frozenset[str]:
