@@ -313,6 +313,36 @@ def test_a_table_of_utilities_lacks_a_class_of_the_predictions(run, folder, lack
     assert (code, err) == (2, "rfdlc: lacking.csv: has no row for 'newt': expected one per class\n")
 
 
+def test_wrong_targets_and_cells_are_named_by_their_line(run, folder):
+    lines = (folder / "test.csv").read_text().splitlines()
+    for name, cell, told in (
+        ("empty", "", "line 6: the true class is missing: target '' is not a class"),
+        ("unknown", "goshawk", "line 6: target 'goshawk' is not a class"),
+    ):
+        cells = lines[5].split(",")
+        text = "\n".join([*lines[:2], *lines[2:5], ",".join([*cells[:3], cell, cells[4]]), *lines[6:]])
+        (folder / f"{name}.csv").write_text(text)
+        code, _, err = run("evaluate", f"{name}.csv")
+        assert code == 2
+        assert err.startswith(f"rfdlc: {name}.csv {told}: expected one of dog, newt, cat")
+    frame = pandas.read_csv("test.csv")
+    frame.loc[7, "target"] = "goshawk"
+    frame.to_parquet("unknown.parquet")
+    assert "unknown.parquet row 7 (counted from 0): target 'goshawk'" in run("evaluate", "unknown.parquet")[2]
+    (folder / "cell.csv").write_text("\n".join([*lines[:3], f",{lines[3].split(',', 1)[1]}", *lines[4:]]))
+    err = run("decide", "cell.csv")[2]
+    assert err.startswith("rfdlc: cell.csv line 4, column 'dog': '' is not a number")
+
+
+def test_ids_that_repeat_are_named(run, folder):
+    frame = pandas.read_csv("test.csv")
+    pandas.concat([frame, frame[3:5]]).to_csv("twice.csv", index=False)
+    code, _, err = run("evaluate", "twice.csv")
+    assert code == 0
+    assert "twice.csv: 2 ids are in several rows (test-3, test-4), and each row counts" in err
+    assert "in several rows" not in run("evaluate", "test.csv")[2]
+
+
 def test_abstaining_is_one_more_action_of_a_saved_decider(run, folder):
     run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json")
     saved = json.loads(run("decide", "test.csv", "--decider", "d.json", "--abstain", "0.4", "--json")[1])

@@ -15,7 +15,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli import reading
 from rfdlc.cli.fitting import check_sets, with_deferral, with_sets
-from rfdlc.errors import InputError, choose, expect, listing, repeated
+from rfdlc.errors import InputError, are, choose, counted, expect, listing, repeated
 from rfdlc.files import runs_inside
 from rfdlc.tables import is_table, open_table
 
@@ -308,6 +308,12 @@ class LabelledRequest(Request):
         wanted, has = [name for name in columns if name not in known], listing(known, 20) or "scores alone"
         expect(self.labels or not wanted, f"{file}: no column {listing(wanted)}, it has {has}; see also --labels FILE")
         predictions, decider = super().prepare(file, like, columns)
+        ids = () if predictions.ids is None else predictions.ids.tolist()
+        if twice := repeated(ids):
+            told = f"{file}: {counted(len(twice), 'id')} {are(len(twice))} in several rows ({listing(twice, 3)})"
+            warnings.warn(
+                f"{told}, and each row counts: remove repeated rows, if they are the same sample", stacklevel=2
+            )
         if group in columns:
             predictions.columns |= {group: reading.groups_of(predictions, f"{file}: --by {group}", source or "FILE")}
         if self.labels is None:

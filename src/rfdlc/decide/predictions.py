@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rfdlc.decide.priors import as_groups
 from rfdlc.decide.scores import BOOK_KEEPING, KIND, Scores, as_scores, class_columns, column_order, correction
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import OBJECTS, array_of, open_npz, parse_json, runs_inside
-from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
+from rfdlc.tables import SUFFIXES, CsvFile, open_table, parquet_files, read_numbers
 
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
 KEYS = {
@@ -178,7 +179,8 @@ class Predictions:
             names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
             loaded.scores = loaded.scores.checked()  # raises for the first bad value
         except InputError as error:
-            raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}{names}") from None
+            told = str(error)
+            raise InputError(f"{'' if told.startswith(f'{path}') else f'{path}: '}{told}{names}") from None
         return loaded
 
 
@@ -288,9 +290,22 @@ def _from_table(path: Path, classes: Classes | None, logits: bool, others: str, 
         beside = [name for name in class_columns(file.names) if name not in classes.names]
         check_left_out(file.batches(), beside, values, found.get("target", ()), others)
     kind, known = "logits" if logits else "probabilities", {"targets": found.get("target"), "ids": found.get("id")}
-    loaded = Predictions(**{kind: values}, **known, classes=classes, corrected=correction(found.get(KIND, ())))
+    try:
+        loaded = Predictions(**{kind: values}, **known, classes=classes, corrected=correction(found.get(KIND, ())))
+    except InputError as error:
+        raise InputError(f"{_where(file, found.get('target', ()), str(error))}{error}") from None
     loaded.columns |= found
     return loaded
+
+
+def _where(file: Any, targets: Iterable[str], error: str) -> str:
+    """The line or row of a target that is not a class, if the error is about one."""
+    place = next((i for i, text in enumerate(targets) if error.startswith(f"target {str(text)!r} is not")), None)
+    if place is None:
+        return ""
+    lines = islice(file.rows(), place, None) if isinstance(file, CsvFile) else iter(())
+    where = next((f"line {line}" for line, _ in lines), f"row {place} (counted from 0)")
+    return f"{file.path} {where}: " + "the true class is missing: " * error.startswith("target '' ")
 
 
 def _from_npz(path: Path, classes: Classes | None, logits: bool, *_: Any) -> Predictions:
