@@ -58,6 +58,18 @@ def test_a_file_gets_a_line_every_few_seconds(monkeypatch):
     assert lines[2].endswith("about 0:00:00 left  loss 1")
 
 
+def test_more_steps_than_expected_are_no_more_than_all(monkeypatch):
+    """A total may be an estimate, as that of trials is: no line says 107%, or -1 day."""
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    with screen(io.StringIO) as file, shown(), live(10, "Training") as show:
+        for steps in (10, 1, 100):
+            time.sleep(0.02)
+            show(steps, "")
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "Training: 100%, about 0:00:00 left"
+    assert lines[1:] == ["Training: 100%, 0 s so far"] * 2
+
+
 def test_announcements_are_for_programs():
     with screen(io.StringIO) as file:
         announce("nobody asked")

@@ -67,8 +67,9 @@ def live(total: int | None, description: str, done: int = 0) -> Iterator[Callabl
     def line(done: int, text: str) -> None:
         seconds, moved = time.monotonic() - began, done - first
         left = timedelta(seconds=round(seconds * ((total or 0) - done) / max(1, moved)))
-        known = [f"{done / total:.0%}"] if total else [f"{done:,}"] if moved else []
-        share = ", ".join([*known, f"about {left} left" if total and moved else f"{seconds:.0f} s so far"])
+        known = [f"{min(1, done / total):.0%}"] if total else [f"{done:,}"] if moved else []
+        told = total and moved and done <= total  # a total may be an estimate
+        share = ", ".join([*known, f"about {left} left" if told else f"{seconds:.0f} s so far"])
         print(f"{description}: {share}  {text}".rstrip(), file=sys.stderr, flush=True)
 
     def draw_if_due() -> None:

@@ -255,6 +255,94 @@ def test_a_table_of_utilities_knows_its_columns(run, folder, option):
     assert "column 'customer' holds" in err
 
 
+@pytest.fixture
+def lacking(folder):
+    """The table of utilities without the row of newt, which is rare: no probability of it is above 1%."""
+    (folder / "lacking.csv").write_text("true,cat,dog,newt,ask\ncat,1,0,0,0.3\ndog,-1,1,0,0.3\n")
+    frame = pandas.read_csv("test.csv")
+    frame["newt"] *= 0.009
+    for name in ("cat", "dog"):
+        frame[name] /= (frame["cat"] + frame["dog"]) / (1 - frame["newt"])
+    frame["cat"] = 1 - frame["dog"] - frame["newt"]
+    frame = frame.assign(customer=[f"c{i}" for i in range(len(frame))], price=7.5, score=0.001, flag=1)
+    return frame[frame["target"] != "newt"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "rounded", "logits"])
+@pytest.mark.parametrize("command", [("decide",), ("evaluate",), ("report",), ("compare", "test.csv"), ("decider",)])
+def test_a_class_without_a_row_does_not_vanish(run, folder, lacking, command, kind):
+    name, words = f"rare.{'parquet' if kind == 'parquet' else 'csv'}", ["--costs", "lacking.csv"]
+    if kind == "logits":  # these sum to anything: the true classes tell
+        lacking[[*NAMES]] = np.log(lacking[[*NAMES]])
+        lacking.loc[lacking.index[:3], "target"] = "newt"
+        words.append("--logits")
+    lacking = lacking.round(3) if kind == "rounded" else lacking
+    lacking.to_parquet(name) if kind == "parquet" else lacking.to_csv(name, index=False)
+    if command == ("decider",):
+        Decider(Utility.read_csv("lacking.csv")).save("d.json")
+        command, words = ("decide",), ["--decider", "d.json", *words[2:]]
+    code, out, err = run(command[0], name, *command[1:], *words)
+    assert code == 2, out
+    by = "utility of d.json" if "d.json" in words else "lacking.csv"
+    assert err.startswith(f"rfdlc: {name}: ")
+    assert f"{by} has no row for 'newt', but there is such a column" in err
+
+
+def test_a_class_without_a_row_in_folders_of_tables(run, folder, lacking):
+    (folder / "lake").mkdir()
+    for part in range(2):
+        lacking[part::2].to_parquet(f"lake/{part}.parquet")
+    for words in (["decide", "lake", "-o", "out/"], ["evaluate", "lake/*.parquet"]):
+        code, _, err = run(*words, "--costs", "lacking.csv")
+        assert code == 2
+        assert "0.parquet: lacking.csv has no row for 'newt', but there is such a column" in err
+
+
+def test_numbers_that_do_not_complete_probabilities_are_no_classes(run, folder, lacking):
+    """Rounded rows do not sum to 1 exactly, and columns of small numbers are there."""
+    rng = np.random.default_rng(0)
+    lacking[["cat", "dog"]] = lacking[["cat", "dog"]].div(lacking["cat"] + lacking["dog"], axis=0).round(2)
+    lacking.assign(newt=rng.random(len(lacking)), rate=0.002 * rng.random(len(lacking))).to_csv("two.csv", index=False)
+    code, _, err = run("decide", "two.csv", "--costs", "lacking.csv")
+    assert code == 0, err
+
+
+def test_a_table_of_utilities_lacks_a_class_of_the_predictions(run, folder, lacking):
+    Predictions.load("test.csv").save("test.npz")
+    code, _, err = run("decide", "test.npz", "--costs", "lacking.csv")
+    assert (code, err) == (2, "rfdlc: lacking.csv: has no row for 'newt': expected one per class\n")
+
+
+def test_wrong_targets_and_cells_are_named_by_their_line(run, folder):
+    lines = (folder / "test.csv").read_text().splitlines()
+    for name, cell, told in (
+        ("empty", "", "line 6: the true class is missing: target '' is not a class"),
+        ("unknown", "goshawk", "line 6: target 'goshawk' is not a class"),
+    ):
+        cells = lines[5].split(",")
+        text = "\n".join([*lines[:2], *lines[2:5], ",".join([*cells[:3], cell, cells[4]]), *lines[6:]])
+        (folder / f"{name}.csv").write_text(text)
+        code, _, err = run("evaluate", f"{name}.csv")
+        assert code == 2
+        assert err.startswith(f"rfdlc: {name}.csv {told}: expected one of dog, newt, cat")
+    frame = pandas.read_csv("test.csv")
+    frame.loc[7, "target"] = "goshawk"
+    frame.to_parquet("unknown.parquet")
+    assert "unknown.parquet row 7 (counted from 0): target 'goshawk'" in run("evaluate", "unknown.parquet")[2]
+    (folder / "cell.csv").write_text("\n".join([*lines[:3], f",{lines[3].split(',', 1)[1]}", *lines[4:]]))
+    err = run("decide", "cell.csv")[2]
+    assert err.startswith("rfdlc: cell.csv line 4, column 'dog': '' is not a number")
+
+
+def test_ids_that_repeat_are_named(run, folder):
+    frame = pandas.read_csv("test.csv")
+    pandas.concat([frame, frame[3:5]]).to_csv("twice.csv", index=False)
+    code, _, err = run("evaluate", "twice.csv")
+    assert code == 0
+    assert "twice.csv: 2 ids are in several rows (test-3, test-4), and each row counts" in err
+    assert "in several rows" not in run("evaluate", "test.csv")[2]
+
+
 def test_abstaining_is_one_more_action_of_a_saved_decider(run, folder):
     run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json")
     saved = json.loads(run("decide", "test.csv", "--decider", "d.json", "--abstain", "0.4", "--json")[1])

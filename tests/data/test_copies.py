@@ -3,6 +3,7 @@
 import io
 import shutil
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from PIL import Image
 
 import rfdlc
-from rfdlc.data.copies import first_copies
+from rfdlc.data.copies import _content, first_copies
 from rfdlc.data.dataset import Split
+from rfdlc.data.images import Resizing, fitted, planes
 from rfdlc.data.longtail import assign_folds, hold_out_indices
+from rfdlc.errors import InputError
 from rfdlc.training.trainer import _image_plan
 
 RNG = np.random.default_rng(0)
@@ -235,3 +238,50 @@ def test_small_objects_on_plain_ground_are_compared_too(side: int, noise: float)
     images = np.clip(np.rint([*drawn, *blank]), 0, 255).astype(np.uint8)
     assert images[:48, 0].reshape(48, -1).std(1).max() < 12
     assert first_copies(images).tolist() == [*marks, *range(48, 60)]
+
+
+@pytest.mark.parametrize("grey", [False, True])
+@pytest.mark.parametrize("tall", [False, True])
+def test_padding_does_not_make_images_alike(grey: bool, tall: bool) -> None:
+    """Long images of 130 to 400 by 60, some only a few pixels wide in their square: compared by what is inside."""
+    rng, images = np.random.default_rng(5), []
+    for count in np.linspace(130, 400, 60).astype(int).tolist():
+        pixels = np.clip(rng.normal(60, 25, (60, count, 3)), 0, 255).astype(np.uint8)
+        pixels[rng.integers(5, 50) :][:8] = 220
+        start = rng.integers(0, count - 40)
+        pixels[:, start : start + 30] = 180
+        images.append(Image.fromarray(pixels.transpose(1, 0, 2) if tall else pixels))
+    lighter = [image.point([min(255, i + 12) for i in range(256)] * 3) for image in images[:4]]
+    size, channels = 64, 1 if grey else 3
+    found = {}
+    for fit in ("pad", "stretch"):
+        squares = [planes(fitted(image, size, channels, Resizing(fit))) for image in [*images, *lighter]]
+        found[fit] = first_copies(np.stack(squares)).tolist()
+    assert found["pad"] == found["stretch"] == [*range(60), 0, 1, 2, 3]
+
+
+def test_padding_is_a_border_on_both_sides() -> None:
+    images = photographs(5)
+    images[1, :, :10] = images[2, :, :, 40:] = images[3, :, :10] = np.array([[[124]], [[116]], [[104]]])
+    images[3, :, -11:] = images[4] = np.array([[[124]], [[116]], [[104]]])
+    assert _content(images).tolist() == [[0, 48, 0, 48]] * 3 + [[10, 37, 0, 48], [0, 48, 0, 48]]
+
+
+def test_groups_that_copies_join_are_named(tmp_path: Path) -> None:
+    for i, image in enumerate(photographs(24)):
+        Image.fromarray(image.transpose(1, 2, 0)).save(tmp_path / f"{i:02}.png")
+    for copy, source in ((4, 0), (8, 4), (6, 10)):  # of sites 0, 1, 2 and of sites 1, 2
+        shutil.copy(tmp_path / f"{source:02}.png", tmp_path / f"{copy:02}.png")
+    rows = [f"{i:02}.png,{'ab'[i % 2]},site {i // 4}" for i in range(24)]
+    (tmp_path / "t.csv").write_text("\n".join(["path,kind,site", *rows]))
+    data = rfdlc.load(tmp_path / "t.csv", target="kind", groups="site", test_fraction=0)
+    told = "copies join 3 of 6 groups into 1: site 0, site 1, site 2"
+    assert told in data.notes
+    train = data.train
+    assert train.take(np.arange(12, 24)).joined == Split(train.inputs, train.labels).joined == ""
+    with pytest.raises(InputError, match=r"4 groups \(of 6, as copies join groups\) cannot be divided into 5 folds"):
+        train.folds(5)
+    some = train.take(np.array([0, 1, 2, 4, 5, 12, 14]))  # class b at joined sites alone
+    two = replace(data, train=some)
+    with pytest.raises(InputError, match=r"do not fill 2 folds \(copies join 2 of 3 groups into 1: site 0, site 1\)"):
+        rfdlc.cross_validate(two, "ce", tmp_path / "cv", folds=2, epochs=1)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 import rfdlc
 from rfdlc.data.samples import InputSpec, open_samples
@@ -580,6 +581,23 @@ def test_wrong_tables_are_named(path: Path, text: str, options: dict, message: s
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         rfdlc.load(path, **options)
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_measurements_as_classes_are_not_taken_without_a_word(path: Path, images: bool) -> None:
+    """An error where most numbers are different, a warning where rounding makes them repeat, nothing for levels."""
+    if images:
+        Image.new("L", (8, 8)).save(path.with_name("a.png"))
+    for count, values in ((40, None), (30, "warns"), (10, "levels")):
+        cells = [f"{'a.png' if images else i},{i % count / 2 + 0.25}" for i in range(40 if values is None else 200)]
+        path.write_text("\n".join([f"{'path' if images else 'x'},y", *cells]))
+        found = pytest.raises(InputError) if values is None else warnings.catch_warnings(record=True)
+        with found as told:
+            warnings.simplefilter("always")
+            rfdlc.load(path, target="y")
+        texts = [str(told.value)] if values is None else [str(own.message) for own in told]
+        named = [text for text in texts if f"the target has {count} different fractions: expected classes" in text]
+        assert len(named) == (values != "levels")
 
 
 def test_other_wrong_files(path: Path) -> None:

@@ -92,6 +92,23 @@ def test_strong_suspects_are_as_many_as_confident_learning_counts():
     assert np.mean(false) < 2
 
 
+def test_a_class_that_was_not_learned_has_no_strong_suspects():
+    """Eight samples of a class that the model takes for others, as surely as these: none has a wrong label."""
+    for seed in range(10):
+        p, labels, wrong = world([300, 100, 30], seed)
+        p = np.column_stack([p, np.full(len(p), 1e-7)])
+        lost = np.random.default_rng(seed).choice(np.flatnonzero(~wrong & (p.max(1) > 0.9)), 8, replace=False)
+        labels, before = labels.copy(), find_mislabelled(p[:, :3], labels)
+        labels[lost] = 3
+        found = find_mislabelled(p, labels)
+        strong = found.rows[: found.strong]
+        assert not np.isin(strong, lost).any()
+        assert set(lost) <= set(found.rows)  # they are listed, with weak evidence
+        assert found.strong >= 0.8 * before.strong
+        assert (np.diff(found.evidence[: found.strong]) <= 0).all()
+        assert (np.diff(found.evidence[found.strong :]) <= 0).all()
+
+
 def weak_world(seed, share, sharpness=1.5):
     """Classes with a long tail that a model, too sure of itself, is right for in less than half of all cases."""
     rng = np.random.default_rng(seed)

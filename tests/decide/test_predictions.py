@@ -193,7 +193,7 @@ def write(path, text):
         ("cat,dog,dog\n1,0,0\n", "p.csv: column 'dog' appears more than once"),
         ("cat,dog,nwet\n1,0,0\n", "p.csv: column 'nwet' is not a class.*did you mean 'newt'"),
         ("cat,dog\n1,0\n", "p.csv: no column for class 'newt'"),
-        ("cat,dog,newt,target\n1,0,0,bird\n", "p.csv: target 'bird' is not a class"),
+        ("cat,dog,newt,target\n1,0,0,bird\n", "p.csv line 2: target 'bird' is not a class"),
         ("cat,dog,newt,target\n1,0,0,3\n", "p.csv: target 3 at position 0 is out of range"),
         (",cat,dog,newt\n0,1,0,0\n", r"p.csv: column 1 has no name.*leave an index out \(index=False\), or call it id"),
         (

@@ -1,6 +1,8 @@
 """Models as folders that others load, and the hub, of which only what reaches it is tested here: nothing is sent."""
 
+import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +51,21 @@ def test_saving_again_keeps_a_readme_and_takes_the_new_decider(model, tmp_path):
     assert (tmp_path / "costs" / "README.md").read_text() == card
     model.save_pretrained(folder)
     assert rfdlc.Decider.load(folder / "decider.json").decided_for == model.decider.decided_for
+
+
+def test_names_of_files_that_were_left_out_are_not_shared(tmp_path):
+    lines = [f"{i},{i % 7},{'ab'[i % 2]}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,z,kind", *lines, "3,4,"]))
+    data = rfdlc.load(tmp_path / "t.csv", target="kind", skip_broken=True)
+    data = replace(data, skipped=(f'{tmp_path}/gone "x".png: the file does not exist',), notes=("a note",))
+    model = rfdlc.train(data, "ce", tmp_path / "run", epochs=1)
+    assert "gone " in (model.path / "config.json").read_text()
+    shared = json.loads((model.save_pretrained(tmp_path / "saved") / "config.json").read_text())
+    assert shared["data"]["notes"] == ["a note", "broken, left out: 1"]
+    own = json.loads((model.path / "config.json").read_text())
+    assert {**own["data"], "notes": []} == {**shared["data"], "notes": []}
+    assert str(tmp_path) not in json.dumps(shared)
+    assert rfdlc.Model.from_pretrained(tmp_path / "saved").classes == model.classes
 
 
 @pytest.mark.parametrize("described", [False, True])

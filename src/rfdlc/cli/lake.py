@@ -56,10 +56,14 @@ def is_folder(out: str | None) -> bool:
 
 def prepare_lake(request: Request, lake: "Lake", keep: Sequence[str]) -> "rfdlc.Decider":
     """The decider that the options ask for; columns are the classes, unless options or a saved decider name them."""
+    from rfdlc.data.lake import check_first_rows
     from rfdlc.integrations.deciding import lake_prior
 
     classes = request.checked_classes()
-    known = classes or request.named_classes(lake.names) or _class_columns(lake, keep)
+    named = None if classes else request.named_classes(lake.names)
+    if named is not None:
+        check_first_rows(lake, named, request.names_classes)
+    known = classes or named or _class_columns(lake, keep)
     estimate = partial(lake_prior, lake, logits=request.logits)
     return request.make_decider(Path(lake.source), classes, known, True, estimate)
 

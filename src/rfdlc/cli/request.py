@@ -15,7 +15,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli import reading
 from rfdlc.cli.fitting import check_sets, with_deferral, with_sets
-from rfdlc.errors import InputError, choose, expect, listing, repeated
+from rfdlc.errors import InputError, are, choose, counted, expect, listing, repeated
 from rfdlc.files import runs_inside
 from rfdlc.tables import is_table, open_table
 
@@ -198,7 +198,8 @@ class Request(UtilityRequest):
     def load(self, file: Path, classes: "rfdlc.Classes | None", columns: Sequence[str] = ()) -> "rfdlc.Predictions":
         """Predictions; columns of a table that are not classes are ignored where the options name the classes."""
         named = self.named_classes(open_table(file).names) if classes is None and is_table(file) else None
-        options: dict[str, Any] = {"logits": self.logits, "others": named is not None, "columns": columns}
+        others = "" if named is None else self.names_classes
+        options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": columns}
         return rfdlc.Predictions.load(file, classes or named, **options)
 
     def named_classes(self, columns: Sequence[str]) -> "rfdlc.Classes | None":
@@ -207,6 +208,11 @@ class Request(UtilityRequest):
             return rfdlc.Classes(self.saved_decider.utility.classes.names)
         names = self.utility_names
         return rfdlc.Classes(tuple(filter(names.__contains__, columns))) if names and names <= {*columns} else None
+
+    @property
+    def names_classes(self) -> str:
+        """What `named_classes` are those of."""
+        return f"the utility of {self.decider}" if self.decider else str(self.costs or self.utility)
 
     @cached_property
     def utility_names(self) -> frozenset[str]:
@@ -312,6 +318,12 @@ class LabelledRequest(Request):
         wanted, has = [name for name in columns if name not in known], listing(known, 20) or "scores alone"
         expect(self.labels or not wanted, f"{file}: no column {listing(wanted)}, it has {has}; see also --labels FILE")
         predictions, decider = super().prepare(file, like, columns)
+        ids = () if predictions.ids is None else predictions.ids.tolist()
+        if twice := repeated(ids):
+            told = f"{file}: {counted(len(twice), 'id')} {are(len(twice))} in several rows ({listing(twice, 3)})"
+            warnings.warn(
+                f"{told}, and each row counts: remove repeated rows, if they are the same sample", stacklevel=2
+            )
         if group in columns:
             predictions.columns |= {group: reading.groups_of(predictions, f"{file}: --by {group}", source or "FILE")}
         if self.labels is None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.images import ImageFiles
+from rfdlc.data.images import PADDING, ImageFiles
 
 Indices = NDArray[np.int64]
 
@@ -114,7 +114,12 @@ def _ends(files: ImageFiles) -> Iterator[bytes]:
 
 def _alike(images: NDArray[np.uint8], first: Indices) -> Indices:
     """`first`, with images (N, channels, H, W) joined whose thumbnails are correlated, or nearly equal if faint."""
-    small = np.concatenate([_thumbnails(images[i : i + 512]) for i in range(0, max(1, len(images)), 512)])
+    small = np.empty((len(images), THUMBNAIL**2), dtype=np.float32)
+    edges = np.concatenate([_content(images[i : i + 512]) for i in range(0, max(1, len(images)), 512)])
+    for top, bottom, left, right in np.unique(edges, axis=0).tolist():
+        places = np.flatnonzero((edges == (top, bottom, left, right)).all(1))
+        for rows in np.split(places, range(512, len(places), 512)):
+            small[rows] = _thumbnails(images[rows, :, top:bottom, left:right])
     mean, contrast = small.mean(1), small.std(1)
     small -= mean[:, None]
     small /= np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-6)
@@ -130,11 +135,26 @@ def _alike(images: NDArray[np.uint8], first: Indices) -> Indices:
     return first
 
 
+def _content(images: NDArray[np.uint8]) -> Indices:
+    """(N, 4) top, bottom, left and right of what is inside the padding of images (N, channels, H, W).
+
+    Images look alike for padding, which all have. It lies on both sides, as wide on each within a pixel.
+    """
+    plain = (images == np.array(PADDING[images.shape[1]], np.uint8)[:, None, None]).all(1)
+    found = []
+    for axis in (2, 1):
+        lines, size = plain.all(axis), plain.shape[3 - axis]
+        before, after = lines.argmin(1), lines[:, ::-1].argmin(1)  # 0 where all is plain
+        both = (before > 0) & (np.abs(before - after) <= 1)
+        found += [np.where(both, before, 0), np.where(both, size - after, size)]
+    return np.stack(found, 1)
+
+
 def _thumbnails(images: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Mean grey values (N, THUMBNAIL**2)."""
     grey = images.astype(np.float32).mean(1)  # (N, H, W)
     for axis in (1, 2):
         edges = np.linspace(0, grey.shape[axis], THUMBNAIL + 1).astype(int)
         sums = np.add.reduceat(grey, edges[:-1], axis)
-        grey = sums / np.diff(edges).reshape(-1, *[1] * (2 - axis))
+        grey = sums / np.maximum(np.diff(edges), 1).reshape(-1, *[1] * (2 - axis))  # 0: a pixel is several of these
     return grey.reshape(len(grey), THUMBNAIL**2)

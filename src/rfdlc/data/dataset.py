@@ -149,6 +149,18 @@ class Split:
             return self.groups
         return first if self.groups is None else joined_groups(self.groups, first)
 
+    @property
+    def joined(self) -> str:
+        """Which groups share copies, and so stay on one side together; empty where none do, or copies are not known."""
+        together = self.together
+        if self.groups is None or together is None or together is self.groups:
+            return ""
+        names, numbers = np.unique(self.groups, return_inverse=True)
+        new, old = np.unique(np.stack([together, numbers]), axis=1)
+        sets = [names[old[new == group]] for group in np.flatnonzero(np.bincount(new) > 1)]
+        listed = "; ".join(listing(own, 3) for own in sets[:3]) + "; ..." * (len(sets) > 3)
+        return f"copies join {sum(map(len, sets))} of {len(names)} groups into {len(sets)}: {listed}" if sets else ""
+
     def hold_out(self, fraction: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Positions (kept, held out): about the fraction of every class; groups and copies as a whole."""
         kept, held = hold_out_indices(self.labels, fraction, seed, self.groups, self.first)

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from rfdlc.decide.classes import Classes, Indices
-from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import CHUNK_ROWS, KIND, correction
+from rfdlc.decide.predictions import Predictions, check_left_out
+from rfdlc.decide.scores import CHUNK_ROWS, KIND, class_columns, correction
 from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.files import runs_inside
 from rfdlc.tables import PARQUET, SUFFIXES, bounded, check_names, matrix_of, open_table, reading
 
 UNIT_ROWS = 2**22  # a larger Parquet file is decided in several units, so that all cores work and a kill costs little
+FILES_CHECKED = 8  # about as many are looked into before all are read
 BATCH_ELEMENTS = 2**21  # numbers that are read at a time
 JOB = "_rfdlc.json"  # in a folder of decisions; readers of data sets skip names that begin so
 
@@ -169,6 +170,20 @@ def predictions_of(
     said = KIND in table.schema.names and KIND not in classes.names
     corrected = correction(table.column(KIND).unique().to_pylist() if said else ())
     return Predictions(**{"logits" if logits else "probabilities": scores}, classes=classes, corrected=corrected)
+
+
+def check_first_rows(lake: Lake, classes: Classes, known: str) -> None:
+    """Raise for columns of other classes, by the first rows of some files; `known` lacks them."""
+    beside = [name for name in class_columns(lake.names) if name not in classes.names]
+    others = [*beside, *({"target"} & {*lake.names} - {*classes.names})]
+    for unit in lake.units[:: 1 + len(lake.units) // FILES_CHECKED]:
+        try:
+            batch = next(lake.batches(unit, classes.names, others))
+            values = matrix_of(batch, classes.names, unit.file)
+        except InputError:  # told when all rows are read
+            continue
+        targets = map(str, batch.column("target").unique().to_pylist()) if "target" in others else ()
+        check_left_out([batch], beside, values, targets, f"{unit.file}: {known}")
 
 
 def is_lake(source: str) -> bool:

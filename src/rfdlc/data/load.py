@@ -125,7 +125,7 @@ def load(
         data = _with_groups(data, Path(checked["groups"]).expanduser())
     data = replace(data, notes=(*data.notes, *_shared(data), *_alike(data.classes.names)))
     if data.val is None and (copies := int((data.train.first != np.arange(len(data.train))).sum())):
-        data = replace(data, notes=(*data.notes, COPIES.format(copies)))
+        data = replace(data, notes=(*data.notes, COPIES.format(copies), *filter(None, [data.train.joined])))
     # Rows of a table are split before they are encoded; a table of images needs the fraction for `time` alone.
     done = "test_fraction" in options_of(reader) and reader is not image_table.read
     if done or list(data.splits) != ["train"] or not checked["test_fraction"]:

@@ -189,7 +189,8 @@ def assign_folds(
 
         together = groups if (first == own).all() else joined_groups(groups, first)
         count = len(np.unique(together))
-        expect(count >= folds, f"{count} groups cannot be divided into {folds} folds: use fewer folds")
+        joined = "" if together is groups else f" (of {len(np.unique(groups))}, as copies join groups)"
+        expect(count >= folds, f"{count} groups{joined} cannot be divided into {folds} folds: use fewer folds")
         found = np.full(len(labels), -1)
         with warnings.catch_warnings(action="ignore"):  # classes that have fewer samples than there are folds
             splits = StratifiedGroupKFold(folds, shuffle=True, random_state=seed).split(labels, labels, together)

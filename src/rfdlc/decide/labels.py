@@ -18,6 +18,7 @@ from rfdlc.decide.scores import Floats, safe_log
 
 FEWEST = 3  # samples of a class: of fewer, the other folds have taught next to nothing
 SHARED = 2.0  # samples by which the mean of a class is drawn to that of all classes
+RECALLED = 0.3  # share of the samples with a label for which it is the most plausible: with less, it was not learned
 TRUSTED = 0.85  # share of labels that a model, as sure as it is here, agrees with; chosen with 3% and 10% replaced
 
 
@@ -26,8 +27,9 @@ class Mislabelled:
     """Positions `rows` of suspicious samples, the most suspicious first, with their `labels` and `suggested` classes.
 
     `evidence` for the latter is in nats. It is strong for the first `strong` samples: as many have at least the mean
-    probability of their suggested class, and a model that, as sure as this, agrees with 85% of labels. `classes` are
-    all classes, `unjudged` the names of those with too few samples; `accuracy` is that of the most probable classes.
+    probability of their suggested class, and a model that, as sure as this, agrees with 85% of labels. None has a label
+    that the model finds for less than 30% of its samples: it has not learned that class. `classes` are all classes,
+    `unjudged` the names of those with too few samples; `accuracy` is that of the most probable classes.
     """
 
     rows: Indices
@@ -73,8 +75,11 @@ def find_mislabelled(
     evidence = others[at, suggested] - plausible[at, y]
     suspects = np.flatnonzero((evidence > 0) & judged[y])
     rows = suspects[np.argsort(-evidence[suspects], kind="stable")]
-    trusted = _agreement(plausible, y) >= TRUSTED
-    strong = int(((others[rows, suggested[rows]] >= 0) & trusted[rows]).sum())
+    right = plausible.argmax(axis=1) == y
+    recall = (np.bincount(y, right, minlength=p.shape[1]) + SHARED * right.mean()) / (counts + SHARED)
+    known = rows[recall[y[rows]] >= RECALLED]
+    strong = int(((others[known, suggested[known]] >= 0) & (_agreement(plausible, y) >= TRUSTED)[known]).sum())
+    rows = np.concatenate([known[:strong], rows[~np.isin(rows, known[:strong])]])
     few = [names.names[c] for c in np.flatnonzero((counts > 0) & ~judged)]
     accuracy = float(np.mean(p.argmax(axis=1) == y))
     return Mislabelled(rows, y[rows], suggested[rows], evidence[rows], names, few, strong, accuracy)

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from rfdlc.decide.priors import as_groups
 from rfdlc.decide.scores import BOOK_KEEPING, KIND, Scores, as_scores, class_columns, column_order, correction
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import OBJECTS, array_of, open_npz, parse_json, runs_inside
-from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
+from rfdlc.tables import SUFFIXES, CsvFile, open_table, parquet_files, read_numbers
 
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
 KEYS = {
@@ -32,6 +34,7 @@ UNNAMED = (
     "; if the classes have names, give these in the order of the columns (classes=[...], Utility(matrix, [...]), "
     "--classes a,b,c) or as the names of the columns"
 )
+EXACT, ROUNDING = 1e-5, 0.02  # sums of rows differ from 1 by the format of numbers, and by rounding to two decimals
 
 
 class Predictions:
@@ -154,15 +157,16 @@ class Predictions:
     @classmethod
     def load(
         cls, path: str | Path, classes: Classes | Sequence[str] | None = None, *, logits: bool = False,
-        others: bool = False, columns: Sequence[str] = (),
+        others: str = "", columns: Sequence[str] = (),
     ) -> "Predictions":  # fmt: skip
         """Read .npz, .csv, .tsv, .parquet or .arrow, a folder of Parquet files, or predictions.npz of a run folder.
 
         Tables have one column per class, named after it, and optionally `target`, `id` and `rfdlc_scores` (`raw`, or
         `corrected ...` for those that are calibrated and corrected). An .npz file has `logits` or `probabilities`,
         and optionally `targets`, `ids`, `groups` and `classes`. The argument `classes` supplies counts and groups of
-        classes. `logits` says that a table holds logits; in an .npz file the array's name says so. `others` says that
-        columns that are not among `classes` are ignored; so do `columns`, those to keep as text in `.columns`.
+        classes. `logits` says that a table holds logits; in an .npz file the array's name says so. Columns that are not
+        among `classes` are ignored if `others` says what names these, such as a table of costs (a class that it lacks
+        raises), and with `columns`, those to keep as text in `.columns`.
         """
         path = _in_folder(Path(path))
         reader = _from_table if path.is_dir() else _READERS.get(path.suffix.lower())
@@ -175,7 +179,8 @@ class Predictions:
             names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
             loaded.scores = loaded.scores.checked()  # raises for the first bad value
         except InputError as error:
-            raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}{names}") from None
+            told = str(error)
+            raise InputError(f"{'' if told.startswith(f'{path}') else f'{path}: '}{told}{names}") from None
         return loaded
 
 
@@ -235,7 +240,32 @@ def _is_index(value: Any) -> bool:
     return str(value).lstrip("-").isdecimal()
 
 
-def _from_table(path: Path, classes: Classes | None, logits: bool, others: bool, columns: Sequence[str]) -> Predictions:
+def check_left_out(
+    batches: Iterable[Any], columns: Sequence[str], scores: NDArray[Any], targets: Iterable[str], known: str
+) -> None:
+    """Raise for columns of classes that `known` lacks: true ones, or the rest of rows that do not sum to 1."""
+    from pyarrow import Table
+    from scipy.optimize import nnls
+
+    found, why = {text for text in targets if not _is_index(text)} & {*columns}, "true classes are called so"
+    short, numbers = 1 - scores.sum(axis=1, dtype=np.float64), dict[str, NDArray[np.float64]]()
+    if columns and not found and (scores >= 0).all() and (np.abs(short) > EXACT).any():
+        table = Table.from_batches([batch.select(columns) for batch in batches])
+        for name in columns:
+            with suppress(ValueError, NotImplementedError):  # of pyarrow: it does not hold numbers
+                own = table[name].cast("float64").to_numpy()
+                if ((own >= 0) & (own <= np.maximum(short, 0) + ROUNDING)).all():
+                    numbers[name] = own
+        weights = nnls(np.stack([*numbers.values()], axis=1), short)[0] if numbers else ()
+        rest = [name for name, weight in zip(numbers, weights, strict=True) if weight > 0.5]
+        explained = 2 * np.abs(short - sum(map(numbers.__getitem__, rest))).sum() < np.abs(short).sum()
+        found, why = {*rest} if explained else set(), "rows sum to 1 only with its probabilities"
+    fix = "add it, or remove the column and divide the other probabilities of each row by their sum"
+    names = listing(repr(name) for name in columns if name in found)
+    expect(not found, f"{known} has no row for {names}, but there is such a column, and {why}: {fix}")
+
+
+def _from_table(path: Path, classes: Classes | None, logits: bool, others: str, columns: Sequence[str]) -> Predictions:
     """Columns but `id` and `target` are classes, unless `others` are allowed; without `classes`, in their order."""
     file = open_table(path)
     unnamed = f"column {[*file.names, ''].index('') + 1} has no name: expected the name of a class, id or target"
@@ -245,7 +275,7 @@ def _from_table(path: Path, classes: Classes | None, logits: bool, others: bool,
         few = f"the class columns are {listing(names) or 'none'}: expected one column per class, named after it"
         expect(len(names) > 1, f"{few}; for two classes with one probability add the other one (1 - p)")
         classes = Classes(tuple(names))
-    column_order(file.names, classes, str(path), others=others or bool(columns))
+    column_order(file.names, classes, str(path), others=bool(others or columns))
     # A class may be called id, as Indonesian is among languages.
     texts = [n for n in file.names if n in columns or (n in (*BOOK_KEEPING, KIND) and n not in classes.names)]
     try:
@@ -256,10 +286,26 @@ def _from_table(path: Path, classes: Classes | None, logits: bool, others: bool,
         if {"action", "runner_up"} <= {*file.names}:
             hint = "; these are decisions: give the file of probabilities that they were made from"
         raise InputError(f"{error}{hint if 'column' in str(error) else ''}") from None
+    if others:
+        beside = [name for name in class_columns(file.names) if name not in classes.names]
+        check_left_out(file.batches(), beside, values, found.get("target", ()), others)
     kind, known = "logits" if logits else "probabilities", {"targets": found.get("target"), "ids": found.get("id")}
-    loaded = Predictions(**{kind: values}, **known, classes=classes, corrected=correction(found.get(KIND, ())))
+    try:
+        loaded = Predictions(**{kind: values}, **known, classes=classes, corrected=correction(found.get(KIND, ())))
+    except InputError as error:
+        raise InputError(f"{_where(file, found.get('target', ()), str(error))}{error}") from None
     loaded.columns |= found
     return loaded
+
+
+def _where(file: Any, targets: Iterable[str], error: str) -> str:
+    """The line or row of a target that is not a class, if the error is about one."""
+    place = next((i for i, text in enumerate(targets) if error.startswith(f"target {str(text)!r} is not")), None)
+    if place is None:
+        return ""
+    lines = islice(file.rows(), place, None) if isinstance(file, CsvFile) else iter(())
+    where = next((f"line {line}" for line, _ in lines), f"row {place} (counted from 0)")
+    return f"{file.path} {where}: " + "the true class is missing: " * error.startswith("target '' ")
 
 
 def _from_npz(path: Path, classes: Classes | None, logits: bool, *_: Any) -> Predictions:

@@ -212,6 +212,9 @@ class Utility:
                 bare = file.names[0] in classes.names and not {*names} & {*classes.names}
                 fix = "begin each line with its class, and the first with an empty cell"
                 expect(not bare, f"lines have no true class: {fix}")
+                absent = [repr(name) for name in classes.names if name not in names]
+                one = f"has no row for {listing(absent)}: expected one per class"
+                expect(not absent or {*names} - {*classes.names}, one)
                 as_classes(names).in_order(classes.names)  # a misspelt row: before actions are compared to it
             utility = cls(matrix, names, actions)
             return utility if classes is None else utility.with_classes(classes)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rfdlc.data.dataset import SKIPPING
-from rfdlc.data.lake import JOB, BrokenFile, Lake, Unit, cores, filesystem, predictions_of
+from rfdlc.data.lake import JOB, BrokenFile, Lake, Unit, check_first_rows, cores, filesystem, predictions_of
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.explaining import gains_tell
 from rfdlc.decide.predictions import Predictions
@@ -169,6 +169,7 @@ def decide_lake(
     copied = tuple(dict.fromkeys([*(["id"] if "id" in lake.names and "id" not in classes else []), *keep]))
     missing = [name for name in (*classes, *copied) if name not in lake.names]
     expect(not missing, f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}")
+    check_first_rows(lake, decider.utility.classes, "the utility")
     table = DecideTable(decider, copied, logits)
     job = {"decider": decider.to_dict(), "columns": table.keep, "logits": logits}
     result = Result(str(out), json.loads(json.dumps(job)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rfdlc.data.lake import Lake, Unit, predictions_of
+from rfdlc.data.lake import Lake, Unit, check_first_rows, predictions_of
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, as_pairs
@@ -52,6 +52,7 @@ def evaluate_lake(
     missing = [name for name in (*classes.names, TARGET) if name not in lake.names]
     expect(not missing, f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}")
     _ = [(classes.members(a), decider.utility.deciding(b)) for a, b in as_pairs(groups)]  # raises before long work
+    check_first_rows(lake, classes, "the utility")
     others = [name for name in (TARGET, KIND) if name in lake.names and name not in classes.names]
     probabilities = uncertainty == "decision-probability"
 

@@ -76,7 +76,8 @@ def cross_validate(
     given = data if isinstance(data, Dataset) else load(data, root=root, **{"test_fraction": 0, **(data_options or {})})
     samples, fold = given.train, given.train.folds(folds, seed)
     held = [np.flatnonzero(fold == number) for number in range(folds)]
-    empty = f"{given.name}: its {len(samples)} samples (or groups) do not fill {folds} folds: use fewer folds"
+    why = f" ({samples.joined})" if samples.joined else ""
+    empty = f"{given.name}: its {len(samples)} samples (or groups) do not fill {folds} folds{why}: use fewer folds"
     expect(all(map(len, held)), empty)
     texts = {key: str(value) for key, value in settings.items()}
     texts |= {} if isinstance(settings.get("backbone", ""), str) else {"backbone": "own"}

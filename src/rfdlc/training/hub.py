@@ -1,5 +1,6 @@
 """Run folders for others: the files that a model needs, from a folder or from a repository of the Hugging Face hub."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from rfdlc.errors import InputError, expect
 # All that `Model.load` reads, and what people look for; no checkpoints, predictions or training samples.
 NEEDED = ("config.json", "classes.json", "model.safetensors", "decider.json")
 OTHERS = ("embedding.*", "familiarity.*", "tuning.json", "environment.json", "metrics.json", "choice.json", "README.md")
+NAMED_BROKEN = re.compile(r'("broken, left out: \d+): (?:[^"\\]|\\.)*"')  # a note in JSON
 DECIDES = "It takes the actions of highest expected utility, {decider.utility!r}, and {decider.decided_for}."
 CARD = f"""---
 library_name: rfdlc
@@ -54,6 +56,9 @@ def copy_model(run: Path, folder: Path) -> None:
             edited = file.name == "README.md" and (folder / file.name).exists()
             if folder.resolve() != run.resolve() and not edited:
                 shutil.copyfile(file, folder / file.name)
+                if file.name == "config.json":  # names of files that were left out may be paths of this machine
+                    text = NAMED_BROKEN.sub(r'\1"', file.read_text(encoding="utf-8"))
+                    (folder / file.name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}): choose another folder") from None
 

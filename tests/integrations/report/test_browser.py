@@ -483,6 +483,28 @@ def test_promises_are_shown_once_by_region(page):
         assert numbers == pytest.approx([gap, low, high], abs=0.006)
 
 
+def test_names_of_actions_do_not_lie_on_each_other(browser, tmp_path):
+    """Ten actions of nearly the same worth: the names that are shown are apart, and inside the figure."""
+    names = [f"a species with a long name, {i}" for i in range(10)]
+    predictions = make_predictions(800, counts=[90] * 10, particles=1, names=names)
+    report = rfdlc.report(predictions, Utility.one_hot(predictions.classes), tmp_path / "r.html", bootstrap=0)
+    page = Page(browser, report, as_runs(predictions)[0])
+    page.script("document.getElementById('promised-caption').scrollIntoView()")
+    page.wait(lambda: page.element("#promised-caption").text != "")
+    figure = "document.querySelector('[data-chart=promised] svg')"
+    boxes = page.script(
+        f"""const inside = {figure}.getBoundingClientRect();
+        const names = [...{figure}.querySelectorAll('text')].filter((t) => t.textContent.startsWith('a species'));
+        return names.map((t) => t.getBoundingClientRect()).map((b) => [
+            b.left - inside.left, inside.right - b.right, b.left, b.right, b.top, b.bottom])"""
+    )
+    assert 0 < len(boxes) < 10
+    assert all(left >= 0 and right >= 0 for left, right, *_ in boxes)
+    for i, (_, _, *one) in enumerate(boxes):
+        for _, _, *other in boxes[:i]:
+            assert one[1] <= other[0] or other[1] <= one[0] or one[3] <= other[2] or other[3] <= one[2]
+
+
 def test_the_slider_of_the_budget(browser, tmp_path):
     predictions = make_predictions(300)
     utility = Utility.one_hot(predictions.classes).with_expert("doctor", confusion=0.95)

@@ -245,9 +245,10 @@ def classes_of(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
     texts, numbers = text_column(cells), parse_column("target", cells, codes=False)
     names = sorted(set(texts))
     if numbers.dtype == np.float64:
-        many = len(names) > max(20, len(texts) // 4) and (numbers % 1 != 0).any()
         told = f"{where}: the target has {len(names)} different fractions: expected classes, not measurements"
-        expect(not many, told)
+        if len(names) > FEW_CATEGORIES and (numbers % 1 != 0).any():
+            expect(len(names) <= len(texts) // 4, told)
+            warnings.warn(f"{told}; where they are codes, each is a class", stacklevel=2)
         names = sorted(names, key=float)
         for one, other in pairwise(names):
             told = f"{where}: the target holds {one!r} and {other!r}, which are one number and would be two classes"

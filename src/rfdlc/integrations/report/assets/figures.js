@@ -232,9 +232,19 @@ const CHARTS = {
       y: one.realised,
       r: 2.5 + 5 * Math.sqrt(one.samples / most),
       name: one.action,
-      text: run.promised.length <= 12 ? one.action : null,
       title: `${one.action}: promised ${decimal(one.promised)}, realised ${decimal(one.realised)}, difference ${decimal(one.promised - one.realised)}${within(`utility_gap_by_action.${one.action}`)}, ${plural(one.samples, "sample")}`,
     }));
+    const span = domain[1] - domain[0];
+    const named = [];  // a name that would lie on another one is in the title of its dot alone
+    for (const point of run.promised.length > 12 ? [] : [...points].sort((a, b) => b.r - a.r)) {
+      const place = (point.x - domain[0]) / span;
+      const width = 0.04 + 0.018 * point.name.length;  // about, as a share of the axis
+      const [from, to] = place > 0.6 ? [place - width, place] : [place, place + width];
+      const hides = (other) => from < other.to && other.from < to && Math.abs(other.y - point.y) < 0.08 * span;
+      if (from < 0 || to > 1.05 || named.some(hides)) continue;
+      named.push({ from, to, y: point.y });
+      Object.assign(point, { text: point.name, dx: place > 0.6 ? -8 : 8 });
+    }
     chart(chartHost("promised"), {
       label: "Realised against promised utility of each action",
       series: [
