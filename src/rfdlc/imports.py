@@ -21,8 +21,11 @@ FIRST = "one of your own must be registered first: `rfdlc --import MODULE ...`"
 
 
 def import_own(names: Iterable[str]) -> None:
-    """Import modules by their names, or by the paths of their files (.py), each once."""
+    """Import modules by their names, or by the paths of their files (.py), each once; trust `module:function`."""
     for given in names:
+        if ":" in given and not given.endswith(".py"):
+            trust(given)
+            continue
         name = str(Path(given).expanduser().absolute()) if given.endswith(".py") else given
         if name in IMPORTED:
             continue
@@ -53,7 +56,13 @@ def _import_file(path: Path) -> None:
 
 def trust(name: object) -> None:
     """Let `package.module:function` be imported, as the user's own words name it; those of a file are not enough."""
-    TRUSTED.add(str(name))
+    if isinstance(name, str) and ":" in name:
+        TRUSTED.add(name)
+
+
+def known_here() -> list[str]:
+    """What another process of this one is to import and to trust."""
+    return [*IMPORTED, *sorted(TRUSTED)]
 
 
 def check_trusted(name: str) -> None:

@@ -209,10 +209,18 @@ def test_code_that_only_a_folder_names_is_not_imported(tmp_path, monkeypatch):
         told = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), "digits-lt"]).exception
         assert isinstance(told, InputError)
     assert not made.exists()
-    monkeypatch.setattr(imports, "IMPORTED", ["their_networks"])
-    with pytest.raises(InputError, match="the backbone Flatten has no parameters"):  # it was imported
-        rfdlc.Model.load(tmp_path / "run")
+    for kind, words in (("IMPORTED", ["their_networks"]), ("TRUSTED", {"their_networks:small"})):
+        with monkeypatch.context() as patch:
+            patch.setattr(imports, kind, words)
+            passed = imports.known_here()
+            with pytest.raises(InputError, match="the backbone Flatten has no parameters"):  # it was imported
+                rfdlc.Model.load(tmp_path / "run")
+        assert {*words} <= {*passed}  # what workers get
     assert made.exists()
+    monkeypatch.setattr(imports, "TRUSTED", set())
+    imports.import_own(["their_networks:small", "timm:resnet50"])
+    imports.trust(None)
+    assert imports.TRUSTED == {"their_networks:small", "timm:resnet50"}
 
 
 @pytest.mark.parametrize(("epochs", "direction", "told"), [(10, 1, True), (10, -1, False), (9, 1, False)])

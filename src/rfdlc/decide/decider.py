@@ -124,9 +124,9 @@ class Decider:
     ) -> "Decider":  # fmt: skip
         """Return a decider that is calibrated on held-out scores and labels.
 
-        `balanced` gives every class the same total weight; a sample with `sample_weight` 2 counts as two. "auto" makes
-        comparisons on `groups` (N,), such as patients, that calibrators were not fitted to. `strength` is the share of
-        the correction that is applied, below 1 if the model was trained further since. Nothing is calibrated twice.
+        `balanced` gives every class the same total weight; a sample with `sample_weight` 2 counts as two. "auto" is
+        chosen on `groups` (N,), such as patients, that calibrators were not fitted to. `strength` is the share of the
+        correction that is applied, less than 1 if the model was trained further since. Nothing is calibrated twice.
         """
         checked, y = self.read_labelled(scores, targets, logits)
         expect(not checked.corrected, wording.CORRECTED_TWICE)

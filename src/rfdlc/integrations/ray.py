@@ -5,7 +5,6 @@ which each has a GPU where the cluster has some. Ray starts actors that died aga
 """
 
 import os
-import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.imports import IMPORTED, import_own
+from rfdlc.imports import import_own, known_here
 from rfdlc.integrations.deciding import DecideTable
 
 if TYPE_CHECKING:
@@ -171,8 +170,8 @@ def predict_source(
     warn_of_training(run, source, len(samples), where.get("root"), where.get("split"))
     decide_by(model, samples, utility, target_prior, decider)
     starts = range(0, len(samples), PART_ROWS)
-    given: dict[str, Any] = {"run": str(run), "source": source, "decider": pickle.dumps(model.decider), "raw": raw}
-    given |= {"folder": os.getcwd(), "where": where, "imports": IMPORTED}
+    given: dict[str, Any] = {"run": str(run), "source": source, "decider": model.decider.to_dict(), "raw": raw}
+    given |= {"folder": os.getcwd(), "where": where, "imports": known_here()}
     parts = ray.data.from_items([{"start": first} for first in starts], override_num_blocks=len(starts))
     options = _actors({"batch_size": 1} | ({} if actors is None else {"concurrency": actors}))
     found = parts.map_batches(PredictPart, fn_constructor_kwargs=given, **options)
@@ -190,7 +189,7 @@ class PredictPart:
     """Predicts parts of a source by their first sample, as `rfdlc.predict` does."""
 
     def __init__(
-        self, run: str, source: Any, decider: bytes, raw: bool, folder: str, where: dict[str, Any],
+        self, run: str, source: Any, decider: dict[str, Any], raw: bool, folder: str, where: dict[str, Any],
         imports: Sequence[str],
     ) -> None:  # fmt: skip
         from rfdlc.integrations.predicting import Table
@@ -200,7 +199,7 @@ class PredictPart:
             os.chdir(folder)
         import_own(imports)
         model = Model.load(run)
-        model.decider = pickle.loads(decider)  # noqa: S301 - after its modules, and sent by the process that started this
+        model.decider = Decider.from_dict(decider)
         self.samples = model.open_samples(source, **where)
         self.table = Table(model, raw, self.samples)
 

@@ -62,7 +62,8 @@ def ends_early(run: Run) -> bool:
     if run.refits:
         return run.epoch >= round(float(np.mean([_best(run, phase) for phase in range(run.config.folds)])))
     losses = _losses(run, run.phase)
-    return sum(epoch > _best(run, run.phase) for _, epoch in losses) >= run.config.patience
+    best = min(losses)[1] if losses else 0
+    return sum(epoch > best for _, epoch in losses) >= run.config.patience
 
 
 def plan_refit(run: Run) -> None:

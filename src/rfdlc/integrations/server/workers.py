@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 import rfdlc
 from rfdlc.errors import InputError, end_with_parent
-from rfdlc.imports import IMPORTED, import_own
+from rfdlc.imports import import_own, known_here
 from rfdlc.integrations.server.backend import Backend, Limits, Unavailable, open_backend
 from rfdlc.integrations.server.requests import Reader
 
@@ -54,7 +54,7 @@ class Child:
     def start(self) -> None:
         """Start the process; it is ready a little later."""
         self.pipe, child = Pipe()
-        given = f"{self._work!r}, {child.fileno()}, {IMPORTED!r}"
+        given = f"{self._work!r}, {child.fileno()}, {known_here()!r}"
         words = [sys.executable, "-P", "-c", f"from {__name__} import run; run({given})"]
         known = [str(Path(rfdlc.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         paths = os.pathsep.join(filter(None, known))  # never the current folder, which anybody may write to
