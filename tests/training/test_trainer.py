@@ -220,7 +220,7 @@ def test_code_that_only_a_folder_names_is_not_imported(tmp_path, monkeypatch):
     monkeypatch.setattr(imports, "TRUSTED", set())
     imports.import_own(["their_networks:small", "timm:resnet50"])
     imports.trust(None)
-    assert imports.TRUSTED == {"their_networks:small", "timm:resnet50"}
+    assert {"their_networks:small", "timm:resnet50"} == imports.TRUSTED
 
 
 @pytest.mark.parametrize(("epochs", "direction", "told"), [(10, 1, True), (10, -1, False), (9, 1, False)])
