@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
-NEED_TRITON = ("convolutions", "kernels", "launching")
-collect_ignore = [] if find_spec("triton") else [f"src/rfdlc/training/networks/fused/{name}.py" for name in NEED_TRITON]
+FUSED = "src/rfdlc/training/networks/fused"
+NEED_TRITON = [f"{FUSED}/{name}.py" for name in ("convolutions", "kernels", "launching")]
+collect_ignore = [] if find_spec("triton") else [*NEED_TRITON, "src/rfdlc/data/augment_kernels.py"]
 collect_ignore += ["docs/gallery", "docs/api/generated"]

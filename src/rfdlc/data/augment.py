@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rfdlc.data.policy import CIFAR_PAIRS, Draws, Policy, compose, rotation
+from rfdlc.data.policy import CIFAR_PAIRS, Draws, Policy, compose, kernels, rotation
 
 ORDER, AUGMENTATION, MIXING = range(3)  # independent streams of random numbers
 
@@ -25,6 +25,8 @@ def _nearest(images: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
     The crop has the size of the image and lies `offset` (B, 2) pixels below and to the right of it; what is outside of
     the image or of the crop is zero. Comparisons are kept apart, since they are slow to broadcast on a CPU.
     """
+    if (quick := kernels(images)) is not None:
+        return quick.nearest(images, matrix, offset)
     height, width = images.shape[-2:]
     row, down = _axis(matrix[:, 1], height, width, offset[:, 0], height)
     column, right = _axis(matrix[:, 0], height, width, offset[:, 1], width)

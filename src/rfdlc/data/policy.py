@@ -7,7 +7,8 @@ by a table (B, C, 256) that follows from the histogram of the image: one gather 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -167,6 +168,9 @@ class Policy:
         """The colour operations, layer by layer, on bytes (B, C, H, W)."""
         for layer in range(self.layers):
             operation, strength = draws["operation"][:, layer], draws["strength"][:, layer]
+            if (quick := kernels(images)) is not None:
+                images = quick.recolour(images, operation, strength)
+                continue
             first = len(TABLES)
             images = _changed(images, (operation > 0) & (operation < first), _tabled, operation, strength)
             for number, other in enumerate(BLENDS.values(), start=first):
@@ -182,6 +186,20 @@ class Policy:
                 # A strength of zero is the identity.
                 total = compose(total, move(torch.where(operation == number, strength, 0.0), width))
         return total
+
+
+def kernels(images: Tensor) -> Any:
+    """The same operations as kernels, for bytes on a GPU; None without Triton, and for images that are too large."""
+    quick = _kernels() if images.is_cuda and images.dtype == torch.uint8 else None
+    return quick if quick is not None and images.shape[-1] * images.shape[-2] <= quick.LARGEST else None
+
+
+@cache
+def _kernels() -> Any:
+    try:
+        return import_module("rfdlc.data.augment_kernels")
+    except ImportError:
+        return None
 
 
 def _changed(images: Tensor, chosen: Tensor, function: Callable[..., Tensor], *given: Tensor) -> Tensor:
