@@ -304,7 +304,7 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 
 def plain_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors that are ready for a file."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
 
 
 def describe_data(data: Dataset, source: Any, root: str | Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
