@@ -21,8 +21,8 @@ from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, evaluate
 from rfdlc.decide.fitting import slope
-from rfdlc.decide.metrics import METRICS, measure
-from rfdlc.decide.outcomes import Outcomes, cross_fitted
+from rfdlc.decide.metrics import measure
+from rfdlc.decide.outcomes import cross_fitted
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import is_uniform
 from rfdlc.decide.scores import Floats, softmax
@@ -176,8 +176,8 @@ class Trainer:
         predictions = member.model.predict_split(member.data.val if due else None, self.group)
         if predictions is None:
             return row
-        outcomes = _balanced(predictions, new_decider(run.method_name, run.config, member.data.classes))
-        row |= {f"held_out_{name}": METRICS[name].measure(outcomes) for name in ("accuracy", "ece", "nll")}
+        found = evaluate_balanced(predictions, new_decider(run.method_name, run.config, member.data.classes))
+        row |= {"held_out_accuracy": found.accuracy, "held_out_ece": found.ece, "held_out_nll": found.nll}
         return row | diversity(predictions.scores.values)
 
     def _end_phase(self, member: Member, write: Write) -> Model | None:
@@ -287,13 +287,9 @@ def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SING
 
 def evaluate_balanced(predictions: Predictions, decider: Decider) -> Evaluation:
     """Metrics of held-out samples as if classes were equally frequent, calibrated on other folds of them."""
-    outcomes = _balanced(predictions, decider)
-    return Evaluation(len(outcomes), measure(outcomes), "decision-probability")
-
-
-def _balanced(predictions: Predictions, decider: Decider) -> Outcomes:
     outcomes = cross_fitted(predictions, decider.replace(target_prior="uniform"), balanced=True)
-    return outcomes.take(balanced_positions(outcomes.targets))
+    outcomes = outcomes.take(balanced_positions(outcomes.targets))
+    return Evaluation(len(outcomes), measure(outcomes), "decision-probability")
 
 
 def balanced_positions(labels: Indices) -> Indices:
