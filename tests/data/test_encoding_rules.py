@@ -23,6 +23,7 @@ TRAINING: dict[str, list[Any]] = {
     "insured": ["false", "true", "", "true", "false"],
     "postal": ["01067", "10115", "00123", "01067", "10115"],
     "code": ["01", "1", "002", "003", "3"],
+    "empty": ["", "NA", None, "?", "nan"],
 }
 NUMBERS = ["7", " -1.25 ", "1e3", "1700000001.5", ".5", *EMPTY]
 DATES = ["2024-01-31", "1.2.2024", "01.02.2024 12:00", "2024-01-31 23:59:59.5", "2000-02-29T01:00-05:00", "NaT", ""]
@@ -53,7 +54,7 @@ def encode(column: dict[str, Any], cell: Any) -> list[float]:
         value = column["median"] if missing else days(text) if column["is_date"] else float(text)
         return [value - column["offset"], *([float(missing)] if column["flags_missing"] else [])]
     features = [0.0] * (len(column["categories"]) + column["counts_missing"])
-    if missing:
+    if missing or not column["categories"]:
         features[-1] = float(column["counts_missing"]) if features else 0.0
     elif (found := category(column["categories"], text)) is not None:
         features[column["categories"].index(found)] = 1.0

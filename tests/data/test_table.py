@@ -153,6 +153,17 @@ def test_categories_written_in_another_way_are_told() -> None:
     assert len(warned) == 1
 
 
+def test_values_of_a_column_that_was_empty_in_training_change_nothing() -> None:
+    encoder = TableEncoder.fit({"age": [1, 2, 4], "dose": ["", None, "NA"], "unit": np.full(3, np.nan)})
+    empty, nothing = {"age": [1, 2], "dose": ["", None], "unit": [np.nan, np.nan]}, "was empty in training"
+    with pytest.warns(UserWarning, match=f"column 'dose' has values, but {nothing}: they tell the model nothing"):
+        filled = encoder.transform(empty | {"dose": ["5", "mg"]})
+    with pytest.warns(UserWarning, match=f"column 'unit' has values, but {nothing}"):
+        np.testing.assert_array_equal(encoder.transform(empty | {"unit": [1.0, np.nan]}), filled)
+    np.testing.assert_array_equal(encoder.transform(empty), filled)
+    assert filled.tolist() == [[1, 1, 1], [2, 1, 1]]
+
+
 def test_values_that_are_missing_as_never_in_training_are_told() -> None:
     trained: dict[str, Any] = {
         "sex": ["f", "m", "f"],

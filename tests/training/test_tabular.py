@@ -398,11 +398,11 @@ def test_a_budget_leaves_out_candidates_that_would_end_too_late(monkeypatch):
                 return None
         return name, np.empty(0)
 
-    def fitted(budget, **each):
+    def fitted(budget, efforts=None, **each):
         clock[0] = 0.0
         steps.clear()
         fits = {name: partial(candidate, name, *given) for name, given in each.items()}
-        return list(tabular._in_time(fits, budget, lambda steps, text: None))
+        return list(tabular._in_time(fits, efforts or dict.fromkeys(fits, 1), budget, lambda steps, text: None))
 
     each = {"linear": (2, 0.5), "forest": (2, 1.0), "boosting": (4, 3.0), "quadratic": (2, 1.5), "mlp": (1, 0.1)}
     assert fitted(0, **each) == list(each)
@@ -410,6 +410,11 @@ def test_a_budget_leaves_out_candidates_that_would_end_too_late(monkeypatch):
     assert steps.count("boosting") == 1
     assert fitted(10, slow=(2, 20.0), quick=(1, 0.1)) == ["slow"]  # something is fitted in any case
     assert "quick" not in steps
+    once = {"linear": (1, 1.0), "forest": (1, 4.0), "boosting": (1, 4.5), "mlp": (10, 0.2)}
+    assert fitted(10, **once) == ["linear", "forest", "boosting"]  # which ends at 9.5, and is kept
+    efforts = {"linear": 2, "forest": 10, "boosting": 10, "mlp": 1}
+    assert fitted(10, efforts, **once) == ["linear", "forest", "mlp"]  # 12 took 5 s: boosting would end at 9.2
+    assert "boosting" not in steps
 
 
 def test_a_table_with_a_budget(tmp_path, capsys):
@@ -446,6 +451,7 @@ def test_small_tables_are_fitted_by_one_thread_each(monkeypatch):
 
 
 def test_progress_moves_with_every_fit(monkeypatch):
+    """By its effort: one of boosting counts as 60 epochs of one network."""
     X, y = problem(2, 80)
     moved = []
 
@@ -459,5 +465,6 @@ def test_progress_moves_with_every_fit(monkeypatch):
         RFDLCClassifier(random_state=0, epochs=3).fit(X, y)
     (total,) = {total for total, _, _ in moved}
     counts = Counter(name for _, _, name in moved)
-    assert total == sum(steps for _, steps, _ in moved) == sum(counts.values())
+    assert total == sum(steps for _, steps, _ in moved)
     assert (counts["boosting"], counts["mlp"]) == (6, 3)  # five folds and all samples; epochs
+    assert {(name, steps) for _, steps, name in moved} >= {("boosting", 60), ("linear", 3), ("mlp", 6)}

@@ -310,7 +310,9 @@ def as_inputs(where: str, inputs: NDArray[Any]) -> NDArray[Any]:
         features = inputs.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
     told = f"row {next(iter(wrong), 0)} has a missing, infinite or too large value ({len(wrong)} rows have)"
-    expect(not len(wrong), f"{where}: {told}: fill them first, with numbers up to {np.finfo(np.float32).max:.1e}")
+    missing = np.isnan(features).any()
+    fix = "; to train with missing values, give a data frame, pd.DataFrame(x), or a table" if missing else ""
+    expect(not len(wrong), f"{where}: {told}: fill them first, with numbers up to {np.finfo(np.float32).max:.1e}{fix}")
     return features
 
 

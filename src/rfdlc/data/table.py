@@ -36,6 +36,7 @@ NOTHING = (
     "column {!r} holds nothing that training saw (here {}; there {}): it tells the model nothing, write it as there"
 )
 EMPTY = "column {!r} is empty in {} of the rows, but never was in training: {}"
+FILLED = "column {!r} has values, but was empty in training: they tell the model nothing"
 ROUNDED = 1e-3  # rounding to 32 bits may move a number by this share of its column's spread; a Unix time moves by 64
 
 Column = NDArray[Any]  # float64 with nan, datetime64 with NaT, or objects: text, and None for a missing value
@@ -245,7 +246,9 @@ class ColumnCode:
             doubts.append((EMPTY.format(self.name, "", ""), said, said))
 
     def _tell_unseen(self, present: Sequence[str], doubts: list[Doubt]) -> None:
-        if unseen := sorted(set(present) - self._spellings.keys()) if self.categories else []:
+        if present and not self.categories:
+            doubts.append((FILLED.format(self.name), FILLED.format(self.name), FILLED.format(self.name)))
+        elif unseen := sorted(set(present) - self._spellings.keys()):
             here, brief = listing(unseen, 3), UNSEEN.format(self.name, "", "")
             said = UNSEEN.format(self.name, f" ({here})", f" ({listing(self.categories)})")
             if len(present) > 1 and self._spellings.keys().isdisjoint(present):
@@ -269,7 +272,8 @@ class ColumnCode:
             texts, places = text_column(cells).tolist(), self._spellings
             self._tell_unseen([text for text in texts if text is not None], doubts)
             self._tell_missing(np.array([text is None for text in texts], dtype=np.bool_), doubts)
-            found = np.fromiter((places.get(text, -1) for text in texts), np.int64, len(texts))
+            unseen = -1 if self.categories else 0  # of a column that was empty in training: a constant
+            found = np.fromiter((places.get(text, unseen) for text in texts), np.int64, len(texts))
             return found[:, None] == np.arange(len(self._places))
         column = parse_column(self.name, cells, codes=False, start=start)
         if column.dtype.kind != ("M" if self.is_date else "f"):  # where all cells are missing, they are None

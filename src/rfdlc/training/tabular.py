@@ -48,6 +48,7 @@ MOST_PRODUCTS = 3e6  # samples x products x classes of a quadratic model
 SMALL, MEDIUM, LARGE = 500, 2_000, 50_000  # samples up to which: two perceptrons; no stack of networks; perceptrons
 MOST_VALUES = 10_000_000  # in the leaves of a forest
 ALONE = 2_000_000  # values of a table up to which one thread fits a model: several wait for each other on busy cores
+EFFORT = {"linear": 3, "quadratic": 10, "forest": 35, "boosting": 60, "perceptron": 90}  # about so many epochs of `mlp`
 SMALLEST = 0.02  # weight of a candidate that stays in the mixture
 PRIOR_SAMPLES, RIDGE = 1.0, 0.05  # that favour equal weights, also those of members that are the same
 OF_NETWORKS = (
@@ -134,12 +135,13 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
         name: partial(_fit_all, fit, logged if sees_logs(name) else x, config.seed, *given)
         for name, fit in _candidates(data, config, bool(skewed)).items()
     }
-    steps = len(fits) * len(rows) + len(networks) * config.epochs
+    efforts = {name: EFFORT[name.split("-")[0]] for name in fits} | dict.fromkeys(networks, len(rows))
+    steps = (sum(efforts[name] for name in fits) + len(networks) * config.epochs) * len(rows)
     given = replace(samples, inputs=logged), splits, rows
     fits |= {n: partial(_fit_networks, data, method, config.replace(**NETWORKS[n]), *given) for n in networks}
     limited = f", at most {config.budget:g} s" if config.budget else ""  # then nobody knows how many steps are left
     with live(None if limited else steps, f"Fitting {data.name}{limited}") as show:
-        found = _in_time(fits, config.budget, show)
+        found = _in_time(fits, efforts, config.budget, show)
     if left := [name for name in fits if name not in found]:
         announce(f"left out   {', '.join(left)}: not within {config.budget:g} s")
     found = dict(sorted(found.items()))  # the order of particles, also in files
@@ -159,20 +161,28 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     return FittedTable(place(net, choose_device(config.device)), weights[kept], logits, held, choice)
 
 
-def _in_time(fits: Mapping[str, Callable[[Goes], Found | None]], budget: float, show: Show) -> dict[str, Found]:
-    """The first candidate, and with a budget, in seconds, those others that end within it."""
-    ends, found = time.monotonic() + SAFETY * budget if budget else np.inf, dict[str, Found]()
+def _in_time(
+    fits: Mapping[str, Callable[[Goes], Found | None]], efforts: Mapping[str, int], budget: float, show: Show
+) -> dict[str, Found]:
+    """The first candidate, and with a budget, in seconds, those others that end within it.
+
+    None is begun whose first step, by its effort and the time that earlier ones took, would end too late.
+    """
+    start, done, found = time.monotonic(), 0, dict[str, Found]()
+    ends = start + SAFETY * budget if budget else np.inf
+
+    def goes(name: str, began: float, until: float, share: float) -> bool:
+        nonlocal done
+        done += efforts[name]
+        show(0 if budget else efforts[name], name)
+        return share == 1 or began + (time.monotonic() - began) / share <= until
+
     for name, fit in fits.items():
         began, until = time.monotonic(), ends if found else np.inf
-        fitted = fit(partial(_goes, show, name, began, until)) if began < until else None
+        first = efforts[name] * (began - start) / max(done, 1)
+        fitted = fit(partial(goes, name, began, until)) if began + first < until else None
         found |= {} if fitted is None else {name: fitted}
     return found
-
-
-def _goes(show: Show, name: str, began: float, ends: float, share: float) -> bool:
-    """Whether a candidate, of which this share is fitted, ends in time if it goes on as it began."""
-    show(1, name)
-    return began + (time.monotonic() - began) / share <= ends
 
 
 def _scale(name: str, logits: Floats, held: Split, classes: Classes, config: TrainConfig) -> tuple[float, Floats]:

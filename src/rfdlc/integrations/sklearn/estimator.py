@@ -12,15 +12,12 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
-from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, check_X_y, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, check_X_y
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
-from rfdlc.data.frames import frame_columns, with_items
-from rfdlc.data.table import TableEncoder, blurred
 from rfdlc.decide import uncertainty
 from rfdlc.decide.classes import Classes, as_classes
 from rfdlc.decide.decider import Decider
@@ -28,6 +25,7 @@ from rfdlc.decide.metrics import nll
 from rfdlc.decide.priors import PriorLike, is_uniform
 from rfdlc.decide.scores import Floats
 from rfdlc.errors import choose, expect
+from rfdlc.integrations.sklearn.reading import WIDE, ReadingMixin
 from rfdlc.integrations.sklearn.scoring import named_prior
 from rfdlc.integrations.sklearn.utility_classifier import DecidingMixin, as_sample_weight
 
@@ -50,7 +48,6 @@ METHOD = "rf-dlc"
 NETWORKS = ("mlp", "features")  # backbones that are networks only
 WEIGHTINGS = ("prior", "none", *(form for form in WEIGHT_FORMS if form != "constant"))
 Arrays = Mapping[str, NDArray[Any]]
-_WIDE = (np.float64, np.float32)
 _ROWS = 8192  # predicted together, so that memory stays small
 _UNCERTAINTIES: dict[str, Any] = {
     "entropy": lambda p, particles: uncertainty.entropy(p),
@@ -60,11 +57,11 @@ _UNCERTAINTIES: dict[str, Any] = {
 
 
 @dataclass(eq=False, repr=False)
-class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A mixture of trees, linear models and networks for imbalanced classes, calibrated; decides by expected utility.
 
-    It trains as `rfdlc train` trains a table: data frames may have texts, dates and missing values. Features are
-    standardized inside; sparse input becomes dense input.
+    It trains as `rfdlc train` trains a table: data frames may have texts and dates, data frames and arrays missing
+    values (NaN). Features are standardized inside; sparse input becomes dense input.
 
     Parameters
     ----------
@@ -165,7 +162,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
 
     @property
@@ -199,14 +196,8 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
 
     def _read(self, X: Any, y: Any, sample_weight: Any, groups: Any, reset: bool, labels: Any = None) -> Any:
         """Samples with a positive weight, scaled to mean 1, with labels as indices; and the sorted labels."""
-        encoded = self._encoded(X, reset)
-        if encoded is None:
-            X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_WIDE, reset=reset)
-        else:
-            X, y = check_X_y(encoded, y, dtype=_WIDE, estimator=self)
+        X, y = check_X_y(self._features(X, reset), y, accept_sparse="csr", dtype=WIDE, estimator=self)
         check_classification_targets(y)
-        if reset:
-            self.offset_ = _offsets(X)
         group_of = None if groups is None else np.asarray(groups)
         check_consistent_length(X, y, group_of)
         weights = as_sample_weight(sample_weight, X, y, self.target_prior)
@@ -220,24 +211,8 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         group_of = None if group_of is None else group_of[rows]
         return Split(self._narrowed(X[rows]), np.searchsorted(known, y[rows]), groups=group_of, weights=weights), known
 
-    def _encoded(self, X: Any, reset: bool) -> NDArray[np.float32] | None:
-        """Features of a data frame with texts, dates or missing values, as `rfdlc train` makes them; None of others."""
-        if reset:
-            self.encoder_ = TableEncoder.fit(with_items(frame_columns(X)), "X") if _needs_encoding(X) else None
-        encoder = getattr(self, "encoder_", None)  # pickles of earlier versions have none
-        if encoder is None:
-            return None
-        expect(hasattr(X, "columns"), f"X has no columns: expected {encoder.expected}, as in fit")
-        validate_data(self, X, reset=reset, skip_check_array=True)  # the names of columns
-        return np.asarray(check_array(encoder.transform(with_items(frame_columns(X))), dtype=_WIDE, estimator=self))
-
     def _scaling(self, split: Split) -> Normalisation:
         return Normalisation.of_table(split.array, self.encoder_) if self.encoder_ else Normalisation.of(split.array)
-
-    def _narrowed(self, X: Any) -> NDArray[np.float32]:
-        """Dense features in 32 bits, without their offsets."""
-        moved = _dense(X) - self.offset_ if self.offset_.any() else X
-        return _dense(check_array(moved, accept_sparse="csr", dtype=np.float32, input_name="X", estimator=self))
 
     def _train(self, split: Split, labels: Any, counts: Any, first: bool, partial: bool = False) -> Self:
         """Train until the last epoch and calibrate; or, `partial`, for one more epoch without calibration."""
@@ -301,17 +276,9 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     def _stream(self, X: Any) -> Iterator[Floats]:
         """Particle logits (M, n, C) in batches of rows."""
         check_is_fitted(self)
-        encoded = self._encoded(X, reset=False)
-        X = validate_data(self, X, accept_sparse="csr", dtype=_WIDE, reset=False) if encoded is None else encoded
+        X = self._features(X, reset=False)
         for rows in gen_batches(X.shape[0], _ROWS):
             yield self._particle_logits(self._narrowed(X[rows]))
-
-
-def _needs_encoding(X: Any) -> bool:
-    """Whether X is a data frame with columns that are not numbers, or with missing ones."""
-    columns = [np.asarray(X[name]) for name in X.columns] if hasattr(X, "columns") else []
-    kinds = [column.dtype.kind for column in columns]
-    return any(k not in "iufb" or (k == "f" and np.isnan(c).any()) for k, c in zip(kinds, columns, strict=True))
 
 
 def _weighted(data: Dataset) -> Dataset:
@@ -386,15 +353,3 @@ def _logits(net: torch.nn.Module, inputs: Floats, normalisation: Normalisation |
 
 def _arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
-
-
-def _offsets(X: Any) -> NDArray[np.float64]:
-    """The median of each feature that loses precision in 32 bits, 0 for all others (F,)."""
-    if issparse(X) or X.dtype.itemsize <= 4:
-        return np.zeros(X.shape[1])
-    with np.errstate(over="ignore"):  # values too large for 32 bits raise in `_narrowed`
-        return np.array([np.median(feature) if blurred(feature) else 0.0 for feature in X.T])
-
-
-def _dense(X: Any) -> NDArray[Any]:
-    return np.ascontiguousarray(X.toarray() if issparse(X) else X)

@@ -81,7 +81,8 @@ class Trees(nn.Module):
 
     def sums(self, x: Tensor) -> Tensor:
         """(B, F) -> (K, B, C)."""
-        plain = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+        x = x.float()  # as trees were fitted, also where sums are wider
+        plain = x.device.type == "cpu" and not torch.compiler.is_compiling()
         if plain and len(x) >= MANY and self._trees:
             return self._added(x.numpy())
         node = self.roots.reshape(-1).expand(x.shape[0], -1)  # (B, K * T)
