@@ -36,6 +36,7 @@ SETTINGS: dict[str, Any] = {
     "refit": True,
     "evaluate_every": 3,
     "keep": (0.5,),
+    "calibration": "temperature",
 }
 
 

@@ -19,3 +19,14 @@ def quick_tables() -> Iterator[None]:
         for name, value in small.items():
             patch.setattr(tabular, name, value)
         yield
+
+
+@pytest.fixture(scope="module")
+def quick_calibration() -> Iterator[None]:
+    """A temperature where nothing else is asked for: for tests of what is done with a run, not of its calibration."""
+    from rfdlc.decide import calibrators
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrators, "needs_power", lambda *given: False)
+        patch.setattr(calibrators, "cross_validated", lambda *given: ({}, None))
+        yield

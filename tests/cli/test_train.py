@@ -18,7 +18,7 @@ from rfdlc.errors import InputError
 from rfdlc.integrations.server.backend import open_backend
 from rfdlc.training.model import Model
 
-pytestmark = pytest.mark.usefixtures("quick_tables")
+pytestmark = pytest.mark.usefixtures("quick_tables", "quick_calibration")
 SMALL = ["epochs=2", "widths=8"]
 
 

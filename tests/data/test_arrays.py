@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
+from sklearn.datasets import load_digits
 
 import rfdlc
 from rfdlc.data.dataset import Dataset, Split
@@ -214,6 +215,11 @@ def test_digits() -> None:
     assert np.bincount(data.test.labels).tolist() == [45] * 10
     assert not set(data.train.ids or ()) & set(data.test.ids or ())
     assert data.train.array.max() == 255
+    theirs = load_digits()  # numbered as there
+    for split in data.splits.values():
+        rows = [int(name.removeprefix("digit-")) for name in split.ids or ()]
+        assert np.array_equal(split.array, np.round(theirs.images[rows, None] * 255 / 16))
+        assert np.array_equal(split.labels, theirs.target[rows])
     other = rfdlc.load("digits-lt", seed=1)
     assert list(other.test.ids or ()) == list(data.test.ids or ())  # type: ignore[union-attr]
     assert list(other.train.ids or ()) != list(data.train.ids or ())

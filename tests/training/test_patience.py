@@ -12,6 +12,7 @@ from rfdlc.errors import InputError
 from rfdlc.training import early_stopping, trainer
 
 SETTINGS = {"widths": 64, "batch_size": 32, "learning_rate": 0.3, "schedule": "constant", "warmup": 0, "epochs": 60}
+pytestmark = pytest.mark.usefixtures("quick_calibration")
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ FOLDER = Path(__file__).parent / "processes"
 
 def check(file):
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", str(FOLDER / file)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=1200, check=False,
+        [sys.executable, "-m", "pytest", "-q", "--confcutdir", str(FOLDER), str(FOLDER / file)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True, timeout=1200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 

@@ -29,7 +29,7 @@ from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import TrainingInterrupted
 
-SMALL = {"epochs": 4, "widths": (16,), "checkpoint_every": 1}
+SMALL = {"epochs": 4, "widths": (16,), "checkpoint_every": 1, "calibration": "temperature"}
 FILES = {
     "config.json", "classes.json", "environment.json", "history.csv", "last.ckpt", "held-out.npz", "decider.json",
     "model.safetensors", "predictions.npz", "metrics.json",

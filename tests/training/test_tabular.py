@@ -209,7 +209,7 @@ def test_a_table_from_end_to_end(tmp_path, monkeypatch):
     """Chosen alike by the same seed, loaded without code, predicted, evaluated and exported from the folder."""
     monkeypatch.setattr(tabular, "MEDIUM", 50)  # with networks
     source, folder = table(tmp_path / "t.csv"), tmp_path / "run"
-    model = rfdlc.train(source, out=folder, epochs=2, data_options={"target": "kind"})
+    model = rfdlc.train(source, out=folder, epochs=2, calibration="temperature", data_options={"target": "kind"})
     choice = (folder / "choice.json").read_text()
     rows = json.loads(choice)["candidates"]
     assert {"linear", "quadratic", "forest-random", "forest-extra", "boosting", "perceptron"} <= {

@@ -26,7 +26,7 @@ from rfdlc.training.methods import METHODS, Method
 
 SOURCE = str(Path(rfdlc.__file__).parent)
 OLD = Path(__file__).parents[1] / "compatibility" / "run-v1"
-SMALL = {"epochs": 1, "widths": (8,)}
+SMALL = {"epochs": 1, "widths": (8,), "calibration": "temperature"}
 
 
 class Watching(nn.Module):
@@ -49,7 +49,7 @@ def test_eight_calls_from_the_command_to_the_loss(tmp_path, monkeypatch, capsys,
     loss = Watching(calls)
     row = Method("watched", "here", loss=lambda *given: loss if kind == "module" else loss.forward)
     monkeypatch.setitem(METHODS, "watched", row)
-    settings = ["epochs=1", "widths=8", "batch_size=512"]
+    settings = ["epochs=1", "widths=8", "batch_size=512", "calibration=temperature"]
     train_command(source="digits-lt", settings=settings, out=tmp_path / "run", method="watched")
     assert calls[0] == "train.train"
     assert len(calls) + 1 <= 8, calls  # with the call of the loss itself
@@ -83,7 +83,7 @@ def test_global_state_of_torch_is_the_callers(tmp_path, monkeypatch):
         assert_untouched(before)
         rfdlc.train_many("digits-lt", [rfdlc.RunSpec(tmp_path / f"{i}", "ce", {**SMALL, "seed": i}) for i in (0, 1)])
         assert_untouched(before)
-        rfdlc.train("digits-lt", "ce", tmp_path / "own", backbone=Own, epochs=1)
+        rfdlc.train("digits-lt", "ce", tmp_path / "own", backbone=Own, epochs=1, calibration="temperature")
         rfdlc.Model.load(tmp_path / "own", backbone=Own).predict("digits-lt")
         assert_untouched(before)
         with pytest.raises(InputError):
@@ -181,7 +181,7 @@ def test_a_backbone_by_its_import_path_is_found_again(tmp_path, monkeypatch):
         "from torch import nn\n\n\ndef small():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    model = rfdlc.train("digits-lt", "ce", tmp_path / "run", backbone="my_networks:small", epochs=1)
+    model = rfdlc.train("digits-lt", "ce", tmp_path / "run", backbone="my_networks:small", **SMALL)
     again = rfdlc.Model.load(tmp_path / "run")
     assert np.array_equal(again.predict("digits-lt").scores.values, model.predict("digits-lt").scores.values)
     rfdlc.resume(tmp_path / "run")
@@ -196,7 +196,7 @@ def test_a_backbone_by_its_import_path_is_found_again(tmp_path, monkeypatch):
 
 def test_code_that_only_a_folder_names_is_not_imported(tmp_path, monkeypatch):
     """A function without arguments would be called: `os:abort` ends the process."""
-    rfdlc.train("digits-lt", "ce", tmp_path / "run", epochs=1)
+    rfdlc.train("digits-lt", "ce", tmp_path / "run", **SMALL)
     file, made = tmp_path / "run/config.json", tmp_path / "imported"
     table = json.loads(file.read_text())
     (tmp_path / "their_networks.py").write_text(f"open({str(made)!r}, 'w')\nfrom torch import nn\nsmall = nn.Flatten\n")
@@ -238,6 +238,7 @@ def test_a_loss_that_rose_is_told(tmp_path, monkeypatch, epochs, direction, told
     assert any(rose in str(one.message) for one in found) == told
 
 
+@pytest.mark.usefixtures("quick_tables")
 @pytest.mark.parametrize("how", [{}, {"refit": True, "calibration_folds": 3}, {"backbone": "trees"}])
 @pytest.mark.parametrize("grouped", [True, False])
 def test_calibration_knows_which_held_out_samples_belong_together(tmp_path, monkeypatch, how, grouped):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.distributed import TCPStore
+from torch.distributed.run import main as torchrun
 from typer.testing import CliRunner
 
 import rfdlc
@@ -32,30 +34,57 @@ def epochs_of(path):
         return [int(row["epoch"]) for row in csv.DictReader(lines)]
 
 
+WORKER = """
+from rfdlc.cli import main
+
+try:
+    main()
+except SystemExit as ended:  # its agent waits for a worker that returns
+    if ended.code:
+        raise
+"""
+
+
+def forked_torchrun(folder, *command):
+    """The id of a process that is torchrun with two workers: forked, as they are."""
+    script = folder / "worker.py"
+    script.write_text(WORKER)
+    if child := os.fork():
+        return child
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        opened = (folder / name).open("w", buffering=1)
+        os.dup2(opened.fileno(), number)
+        setattr(sys, name, opened)
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--start-method", "fork", "--run-path"]
+    try:
+        torchrun([*options, str(script), *command])
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
 def test_a_killed_worker_costs_nothing_but_time(tmp_path):
     out = tmp_path / "run"
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    command = ["-m", "rfdlc", "train", "digits-lt", "-o", str(out), "-m", "cb", "epochs=40", "widths=16"]
-    command += ["checkpoint_every=1", "parallel=ddp", "--json"]
-    running = subprocess.Popen(
-        [sys.executable, "-m", *torchrun, *command],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    command = ["train", "digits-lt", "-o", str(out), "-m", "cb", "epochs=40", "widths=16", "calibration=temperature"]
+    running = forked_torchrun(tmp_path, *command, "checkpoint_every=1", "parallel=ddp", "--json")
+    ended = None
     try:
         while len(epochs_of(out)) < 3:
-            assert running.poll() is None, running.communicate()[1]
+            assert os.waitpid(running, os.WNOHANG) == (0, 0), (tmp_path / "stderr").read_text()
             time.sleep(0.01)
-        workers = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        workers = Path(f"/proc/{running}/task/{running}/children").read_text().split()
         assert len(workers) == 2
         os.kill(int(workers[1]), signal.SIGKILL)
         assert len(epochs_of(out)) < 40  # in the middle of it
-        told, trouble = running.communicate(timeout=240)
+        ended = os.waitpid(running, 0)[1]
     finally:
-        running.terminate()  # its workers too
-    assert running.returncode == 0, trouble
+        if ended is None:
+            os.kill(running, signal.SIGTERM)  # its workers too
+    assert ended == 0, (tmp_path / "stderr").read_text()
     assert epochs_of(out) == list(range(1, 41))
-    assert json.loads(told)["run"] == str(out)  # once, by the first process
-    whole = rfdlc.train("digits-lt", "cb", tmp_path / "whole", epochs=40, widths=(16,))
+    assert json.loads((tmp_path / "stdout").read_text())["run"] == str(out)  # once, by the first process
+    whole = rfdlc.train("digits-lt", "cb", tmp_path / "whole", epochs=40, widths=(16,), calibration="temperature")
     for name, tensor in rfdlc.Model.load(out).net.state_dict().items():
         assert torch.allclose(tensor, whole.net.state_dict()[name], atol=1e-4)
 
@@ -83,14 +112,14 @@ def test_a_worker_ends_soon_after_its_agent(tmp_path):
 
 
 def test_a_process_that_stops_is_one_line_for_the_others(two_processes, monkeypatch):
-    monkeypatch.setattr(distributed, "TIMEOUT", timedelta(seconds=3))
+    monkeypatch.setattr(distributed, "TIMEOUT", timedelta(seconds=1))
 
     def work():
         with distributed.process_group() as group:
             if group.main:
                 group.barrier()
             else:
-                time.sleep(6)
+                time.sleep(3)
                 os._exit(0)
 
     told = two_processes(work, results=(0,))[0]
@@ -99,14 +128,17 @@ def test_a_process_that_stops_is_one_line_for_the_others(two_processes, monkeypa
     assert "\n" not in told
 
 
+QUICK = {"epochs": 1, "widths": (8,), "calibration": "temperature"}
+
+
 def test_a_command_started_again_goes_on_only_under_torchrun(tmp_path, monkeypatch):
-    first = rfdlc.train("digits-lt", "ce", tmp_path, epochs=1, widths=(8,))
+    first = rfdlc.train("digits-lt", "ce", tmp_path, **QUICK)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    again = rfdlc.train("digits-lt", "ce", tmp_path, epochs=1, widths=(8,))
+    again = rfdlc.train("digits-lt", "ce", tmp_path, **QUICK)
     assert torch.equal(first.net.head.weight, again.net.head.weight)
-    for other in ({"epochs": 2}, {"epochs": 1, "seed": 1}):
+    for other in ({"epochs": 2}, {"seed": 1}):
         with pytest.raises(rfdlc.InputError, match="holds another run"):
-            rfdlc.train("digits-lt", "ce", tmp_path, widths=(8,), **other)
+            rfdlc.train("digits-lt", "ce", tmp_path, **{**QUICK, **other})
 
 
 # -- lists of images -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import traceback
 
 import pytest
 import torch
+import torch._dynamo  # DistributedDataParallel imports it: once, and not in every process
 
 from rfdlc.errors import InputError
 
