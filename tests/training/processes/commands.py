@@ -112,14 +112,14 @@ def test_a_worker_ends_soon_after_its_agent(tmp_path):
 
 
 def test_a_process_that_stops_is_one_line_for_the_others(two_processes, monkeypatch):
-    monkeypatch.setattr(distributed, "TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(distributed, "TIMEOUT", timedelta(seconds=3))
 
     def work():
         with distributed.process_group() as group:
             if group.main:
                 group.barrier()
             else:
-                time.sleep(3)
+                time.sleep(6)
                 os._exit(0)
 
     told = two_processes(work, results=(0,))[0]

@@ -2,7 +2,6 @@
 
 import pickletools
 import warnings
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +18,11 @@ NORMALISATION = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 def read_digits(root: Path, *, factor: float = 20, profile: Profile = "exponential", seed: int = 0) -> Dataset:
     """8x8 grey digits: a balanced test split of 45 per class, and the other images subsampled to the profile."""
-    path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")  # importing it takes longer
-    rows = np.loadtxt(str(path), delimiter=",")
-    labels = rows[:, 64].astype(np.int64)
-    images = np.round(rows[:, :64].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)  # 0..16 -> 0..255
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    labels = digits.target.astype(np.int64)
+    images = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]  # 0..16 -> 0..255
     everything = Split(images, labels, [f"digit-{i}" for i in range(len(labels))])
     test = subset(labels, np.full(10, 45), seed=0)  # the same for every seed, so that results compare
     rest = everything.take(np.setdiff1d(np.arange(len(labels)), test))
