@@ -7,13 +7,14 @@ by a table (B, C, 256) that follows from the histogram of the image: one gather 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib import import_module
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from rfdlc.data.kernels import load_kernels
 
 Draws = dict[str, Tensor]  # what was drawn for n images: tensors (n, ...)
 GREY = (0.299, 0.587, 0.114)  # luminance of red, green, blue
@@ -189,17 +190,9 @@ class Policy:
 
 
 def kernels(images: Tensor) -> Any:
-    """The same operations as kernels, for bytes on a GPU; None without Triton, and for images that are too large."""
-    quick = _kernels() if images.is_cuda and images.dtype == torch.uint8 else None
+    """The same operations as kernels, for bytes on a GPU; None without kernels, and for images that are too large."""
+    quick = load_kernels("rfdlc.data.augment_kernels") if images.is_cuda and images.dtype == torch.uint8 else None
     return quick if quick is not None and images.shape[-1] * images.shape[-2] <= quick.LARGEST else None
-
-
-@cache
-def _kernels() -> Any:
-    try:
-        return import_module("rfdlc.data.augment_kernels")
-    except ImportError:
-        return None
 
 
 def _changed(images: Tensor, chosen: Tensor, function: Callable[..., Tensor], *given: Tensor) -> Tensor:

@@ -155,7 +155,7 @@ class TrainConfig(BaseModel):
     log: tuple[str, ...] = Field((), description="where the history goes, too: tensorboard, mlflow, wandb")
     keep: tuple[Share, ...] = Field((), description="shares of the epochs whose checkpoints are kept, for forks")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    precision: str = Field("auto", description="auto: bf16 on a GPU, float32 on a CPU")
+    precision: str = Field("auto", description="auto: bf16 on a GPU that computes in it, else float32")
     compile: bool = Field(False, description="compile the networks (GPU); pays off in long trainings")
     execution: str = Field("auto", description="networks stacked, or separate, one after another; auto: by their width")
     checkpoint_activations: bool = Field(False, description="recompute activations to save memory; not with compile")

@@ -231,7 +231,9 @@ def check_sharding(settings: TrainConfig, stages: Sequence[Stage]) -> None:
 
 
 def reduced(settings: TrainConfig, device: torch.device) -> bool:
-    return settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
+    """Whether networks compute in bfloat16: `auto` where a GPU does so itself, since emulation is slow."""
+    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return settings.precision == "bf16" or (settings.precision == "auto" and native)
 
 
 def _decays(each: Sequence[TrainConfig]) -> list[float]:

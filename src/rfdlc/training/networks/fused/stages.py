@@ -7,12 +7,12 @@ what the forward pass has written anyway: the values of each unit before batch n
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rfdlc.data.kernels import load_kernels
 from rfdlc.training.networks.stack import BatchNorm, Conv
 
 OF_A_UNIT = 5  # tensors: weight, gamma, beta, running mean, running variance
@@ -109,13 +109,9 @@ def _beside(like: Tensor) -> Iterator[Callable[..., Tensor]]:
         torch.cuda.current_stream().wait_stream(stream)
 
 
-@cache
 def kernels() -> Any:
-    """The operations on a GPU; None without Triton, which comes with torch where there is a GPU that it knows."""
-    try:
-        return import_module("rfdlc.training.networks.fused.kernels")
-    except ImportError:
-        return None
+    """The operations on a GPU; None where Triton cannot compile them."""
+    return load_kernels("rfdlc.training.networks.fused.kernels")
 
 
 def usable(x: Tensor) -> bool:

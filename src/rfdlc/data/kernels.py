@@ -1,0 +1,26 @@
+"""Kernels for GPUs, where Triton can compile them: it needs a C compiler, which not every machine with a GPU has."""
+
+import warnings
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+OLDEST = (8, 0)  # compute capability from which Triton is supported, and bfloat16 is computed
+
+
+@cache
+def load_kernels(module: str) -> Any:
+    """A module of kernels; None for an older GPU, without Triton, and with a warning where it cannot compile."""
+    if find_spec("triton") is None or torch.cuda.get_device_capability() < OLDEST:
+        return None
+    try:
+        import_module("triton").runtime.driver.active.get_current_target()  # which compiles what launches kernels
+        return import_module(module)
+    except Exception as error:  # of a compiler, of a driver, of another version of Triton
+        fix = "install a C compiler (gcc) and the headers of Python (python3-dev) to have them"
+        told = f"Triton cannot compile kernels here ({type(error).__name__}: {str(error)[:200]})"
+        warnings.warn(f"{told}: training goes on without them, slower; {fix}", RuntimeWarning, stacklevel=2)
+        return None
