@@ -16,9 +16,10 @@ from rfdlc.training.step import reduced
 def machine(monkeypatch):
     """What `load_kernels` finds on a machine with such a GPU and such a Triton."""
 
-    def found(capability, target):
+    def found(capability, target, version="3.10.0"):
         driver = SimpleNamespace(active=SimpleNamespace(get_current_target=target))
-        monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(runtime=SimpleNamespace(driver=driver)))
+        triton = SimpleNamespace(runtime=SimpleNamespace(driver=driver), __version__=version)
+        monkeypatch.setitem(sys.modules, "triton", triton)
         monkeypatch.setattr(kernels, "find_spec", lambda name: object())
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         return kernels.load_kernels.__wrapped__("json")
@@ -38,6 +39,12 @@ def test_without_a_compiler_training_goes_on_and_says_so(machine):
         RuntimeWarning, match=r"C compiler\): training goes on without them, slower; install a C compiler"
     ):
         assert machine((8, 0), target) is None
+
+
+def test_an_old_triton_is_named(machine):
+    with pytest.warns(RuntimeWarning, match=r"Triton 3\.3\.1 is too old for kernels.* take torch 2\.8 or later"):
+        assert machine((9, 0), lambda: "cuda:90", "3.3.1") is None
+    assert machine((9, 0), lambda: "cuda:90", "3.4.0+git1234") is sys.modules["json"]
 
 
 def test_older_gpus_and_machines_without_triton_have_none(machine, monkeypatch):
