@@ -1,15 +1,17 @@
 """What options name by files or words: classes, class priors, utilities, experts, and deciders of folders."""
 
 import csv
+import os
 import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import rfdlc
-from rfdlc.errors import InputError, expect, listing, suggestion
+from rfdlc.errors import InputError, expect, listing, repeated, suggestion
 from rfdlc.files import read_json
 from rfdlc.tables import is_table
 
@@ -195,6 +197,36 @@ def groups_of(predictions: "rfdlc.Predictions", told: str, table: str) -> Any:
         raise InputError(f"{told}: the run has no groups of its test split: {fix}")
     warnings.warn(f"{told}: the run has numbers of groups, in the order of their names; {fix}", stacklevel=2)
     return predictions.groups
+
+
+def with_groups(predictions: "rfdlc.Predictions", column: str | None) -> "rfdlc.Predictions":
+    """With the groups that a column names, if it was read."""
+    from rfdlc.decide.priors import as_groups
+
+    if column in predictions.columns:
+        cells: Any = predictions.columns[column]
+        empty = [row for row, cell in enumerate(cells, start=1) if not str(cell or "").strip()]
+        expect(not empty, f"--groups: column {column!r} is empty in row {listing(empty[:3])}: fill it in")
+        predictions.groups = as_groups(cells, len(predictions))
+        predictions.scores = replace(predictions.scores, groups=predictions.groups)
+    return predictions
+
+
+def check_groups(predictions: "rfdlc.Predictions", column: str | None, told: str) -> None:
+    fix = "give one with this column, or leave --groups out: then its samples count as independent"
+    expect(column is None or predictions.groups is not None, f"{told}: no column {column!r} for --groups; {fix}")
+
+
+def rows_of(ids: list[str], cells: list[str], told: str) -> list[int]:
+    """The row of each id, as it is or by the name of the file."""
+    for part in (str, os.path.basename):
+        known, names = [part(name) for name in ids], [part(name) for name in cells]
+        row_of = {name: row for row, name in enumerate(names)}
+        absent = [name for name in known if name not in row_of]
+        if not absent and len(row_of) == len(names) and len({*known}) == len({*ids}):
+            return [row_of[name] for name in known]
+    wrong = f"{listing(absent or repeated(names) or repeated(known), 3)} {'has none' if absent else 'has several'}"
+    raise InputError(f"{told}; {wrong}")
 
 
 def known_places(texts: Sequence[str], classes: "rfdlc.Classes", where: str, skip: bool) -> list[int]:

@@ -1,6 +1,5 @@
 """The options that commands share, and what they ask for: a utility, or predictions and a decider."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -38,6 +37,7 @@ RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Target = Annotated[str | None, Option(metavar="COLUMN", help="The class column of a table.")]
 ROOT = "Folder of a named data set; for a list of images, the folder that its paths are relative to."
 GROUPS = "CSV file or column of a table: samples that belong together."
+DEPENDENT = "Column of tables, or of --labels, with patients or sites: what has one value depends on each other."
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
@@ -175,6 +175,7 @@ class Request(UtilityRequest):
     train_prior: Annotated[str | None, Option(help=TRAIN_PRIOR)] = None
     combine: Annotated[str | None, Option(help="For several particles: `mean-probabilities` or `mean-logits`.")] = None
     rule: Annotated[str | None, Option(help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")] = None
+    groups: Annotated[str | None, Option(metavar="COLUMN", help=DEPENDENT)] = None
     logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
     decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
 
@@ -192,6 +193,8 @@ class Request(UtilityRequest):
             if {*classes.names} == {*like.names}:
                 classes = classes.in_order(like.names)
         found = self.load(file, classes, columns)
+        if {*columns} <= {*found.columns}:  # the others are those of labels
+            reading.check_groups(found, self.groups, str(file))
         own, ready = (found.classes, found.named), found if found.scores.corrected else None
         return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
 
@@ -199,8 +202,9 @@ class Request(UtilityRequest):
         """Predictions; columns of a table that are not classes are ignored where the options name the classes."""
         named = self.named_classes(open_table(file).names) if classes is None and is_table(file) else None
         others = "" if named is None else self.names_classes
-        options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": columns}
-        return rfdlc.Predictions.load(file, classes or named, **options)
+        kept = (*columns, *([] if self.groups is None else [self.groups]))
+        options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": kept}
+        return reading.with_groups(rfdlc.Predictions.load(file, classes or named, **options), self.groups)
 
     def named_classes(self, columns: Sequence[str]) -> "rfdlc.Classes | None":
         """Those of a saved decider; or of a table of utilities if all of them have a column, in the order of these."""
@@ -268,6 +272,7 @@ class Request(UtilityRequest):
             held = self.load(self.calibrate[0], classes)
             labelled = f"--calibrate {self.calibrate[0]}: has no true classes: expected a column target"
             expect(held.targets is not None, labelled)
+            reading.check_groups(held, self.groups, f"--calibrate {self.calibrate[0]}")
             decider = decider.fit(held, balanced=self.balanced)
         if estimated:
             decider = decider.replace(target_prior=estimate(decider))
@@ -312,6 +317,7 @@ class LabelledRequest(Request):
 
     def prepare(self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = ()) -> "Prepared":
         """With labels and `columns` of a file, matched by id: as it is, or by the file name where it is a path."""
+        columns = (*columns, *([self.groups] if self.groups is not None and is_table(file) else []))
         names = open_table(file).names if columns and is_table(file) else ()
         group, source = reading.group_column(file) if columns and self.labels is None else ("", "")
         known = [*names, *([group] if group else [])]
@@ -347,8 +353,9 @@ class LabelledRequest(Request):
         told = f"expected columns id (or path) and target; it has {listing(named)}: rename those that are meant, "
         told += "or name the class column by --target"
         expect(key in cells and (target or (wanted and predictions.targets is not None)), f"{self.labels}: {told}")
-        rows = _rows_of(known, cells[key], f"{self.labels}: expected one row for each id of {file}")
+        rows = reading.rows_of(known, cells[key], f"{self.labels}: expected one row for each id of {file}")
         predictions.columns |= {name: [named[name][row] for row in rows] for name in wanted}
+        reading.with_groups(predictions, self.groups)
         if target:
             empty = [f"row {row + 1} ({cells[key][row]})" for row in rows if not cells[target][row]]
             fix = f"fill them in, or remove these samples from {file}"
@@ -358,18 +365,6 @@ class LabelledRequest(Request):
             predictions = predictions if len(kept) == len(texts) else predictions.take(np.array(kept))
             predictions.targets = encode_targets([texts[place] for place in kept], predictions.classes)
         return predictions, decider
-
-
-def _rows_of(ids: list[str], cells: list[str], told: str) -> list[int]:
-    """The row of each id, as it is or by the name of the file."""
-    for part in (str, os.path.basename):
-        known, names = [part(name) for name in ids], [part(name) for name in cells]
-        row_of = {name: row for row, name in enumerate(names)}
-        absent = [name for name in known if name not in row_of]
-        if not absent and len(row_of) == len(names) and len({*known}) == len({*ids}):
-            return [row_of[name] for name in known]
-    wrong = f"{listing(absent or repeated(names) or repeated(known), 3)} {'has none' if absent else 'has several'}"
-    raise InputError(f"{told}; {wrong}")
 
 
 def data_options(pairs: Iterable[str]) -> dict[str, str]:
