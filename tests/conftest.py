@@ -1,6 +1,8 @@
 """What makes tests of several folders shorter, where it is not what they test."""
 
 from collections.abc import Iterator
+from functools import cache
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -29,4 +31,17 @@ def quick_calibration() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrators, "needs_power", lambda *given: False)
         patch.setattr(calibrators, "cross_validated", lambda *given: ({}, None))
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick_exports() -> Iterator[None]:
+    """torch makes its list of translations to ONNX again in every export, which takes a third of the time."""
+    pytest.importorskip("onnxscript", reason='export tests need pip install "rfdlc[export]"')
+    from torch.onnx._internal.exporter import _registration
+
+    with pytest.MonkeyPatch.context() as patch:
+        if (made := getattr(_registration, "onnxscript_apis", None)) is not None:  # not a public name
+            once = SimpleNamespace(get_torchlib_ops=cache(made.get_torchlib_ops))
+            patch.setattr(_registration, "onnxscript_apis", once)
         yield
