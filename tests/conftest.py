@@ -34,14 +34,12 @@ def quick_calibration() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def quick_exports() -> Iterator[None]:
-    """torch makes its list of translations to ONNX again in every export, which takes a third of the time."""
-    pytest.importorskip("onnxscript", reason='export tests need pip install "rfdlc[export]"')
-    from torch.onnx._internal.exporter import _registration
-
+    """torch lists its translations to ONNX again in every export, which takes a quarter of the time of a small one."""
+    registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
     with pytest.MonkeyPatch.context() as patch:
-        if (made := getattr(_registration, "onnxscript_apis", None)) is not None:  # not a public name
-            once = SimpleNamespace(get_torchlib_ops=cache(made.get_torchlib_ops))
-            patch.setattr(_registration, "onnxscript_apis", once)
+        if (made := getattr(registration, "onnxscript_apis", None)) is not None:  # not a public name
+            once = SimpleNamespace(get_torchlib_ops=cache(lambda: made.get_torchlib_ops()))
+            patch.setattr(registration, "onnxscript_apis", once)
         yield
