@@ -1,6 +1,8 @@
 """What makes tests of several folders shorter, where it is not what they test."""
 
 from collections.abc import Iterator
+from functools import cache
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -29,4 +31,15 @@ def quick_calibration() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrators, "needs_power", lambda *given: False)
         patch.setattr(calibrators, "cross_validated", lambda *given: ({}, None))
+        yield
+
+
+@pytest.fixture(scope="session")
+def quick_exports() -> Iterator[None]:
+    """torch lists its translations to ONNX again in every export, which takes a quarter of the time of a small one."""
+    registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
+    with pytest.MonkeyPatch.context() as patch:
+        if (made := getattr(registration, "onnxscript_apis", None)) is not None:  # not a public name
+            once = SimpleNamespace(get_torchlib_ops=cache(lambda: made.get_torchlib_ops()))
+            patch.setattr(registration, "onnxscript_apis", once)
         yield

@@ -297,6 +297,7 @@ def test_better_than_balanced_logistic_regression_in_spite_of_offset_and_scales(
     assert np.mean(model.decide(data.test.array) == data.test.labels) > theirs > 0.5
 
 
+@pytest.mark.usefixtures("quick_exports")
 def test_exported_and_served_it_decides_the_same(run, data, tmp_path):
     from rfdlc.integrations.server.backend import Answer, open_backend
 

@@ -160,6 +160,7 @@ def test_runs_of_a_stack_are_those_trained_alone(weights, run, tmp_path):
     assert not torch.equal(first["head.weight"], second["head.weight"])
 
 
+@pytest.mark.usefixtures("quick_exports")
 def test_exported_it_decides_the_same_and_is_served(run, tmp_path):
     import onnx
     from starlette.testclient import TestClient

@@ -1,6 +1,7 @@
 """Skewed features of tables: logarithms for linear models and networks, chosen on training rows, kept in the model."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from scipy.special import softmax
 from scipy.stats import skew
 from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
 
 import rfdlc
 from rfdlc import InputError, RFDLCClassifier
@@ -20,10 +22,11 @@ from rfdlc.training.skewed import UNITS, find_skewed, signed_log, skewness
 
 
 @pytest.fixture(autouse=True)
-def few_trees(monkeypatch):
+def small_candidates(monkeypatch):
     monkeypatch.setattr(tabular, "TREES", 8)
     monkeypatch.setattr(tabular, "ITERATIONS", 5)
     monkeypatch.setattr(tabular, "SMALL", 0)  # one perceptron
+    monkeypatch.setattr("sklearn.neural_network.MLPClassifier", partial(MLPClassifier, max_iter=20))
 
 
 def payments(samples, seed):
@@ -127,6 +130,7 @@ def test_a_mixture_is_near_the_optimum_on_skewed_amounts():
     assert found < 1.015 * informed
 
 
+@pytest.mark.usefixtures("quick_exports")
 def test_a_run_keeps_its_logs(tmp_path, monkeypatch):
     """From a file to a folder, to predictions, to ONNX; also with networks, missing values and categories."""
     monkeypatch.setattr(tabular, "MEDIUM", 50)  # with networks

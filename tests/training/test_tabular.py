@@ -205,6 +205,7 @@ def test_the_prior_of_weights_knows_as_much_as_one_sample(monkeypatch):
         assert seen["value"](weights) == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("quick_exports")
 def test_a_table_from_end_to_end(tmp_path, monkeypatch):
     """Chosen alike by the same seed, loaded without code, predicted, evaluated and exported from the folder."""
     monkeypatch.setattr(tabular, "MEDIUM", 50)  # with networks

@@ -15,7 +15,7 @@ import rfdlc
 from rfdlc.cli import app
 from rfdlc.data.images import resized
 from rfdlc.integrations.onnx import graph
-from rfdlc.integrations.onnx.exporting import TOLERANCE, random_samples
+from rfdlc.integrations.onnx.exporting import TOLERANCE, random_samples, write_card
 from rfdlc.integrations.onnx.model import CHECKSUM_LENGTH, with_checksum
 from rfdlc.integrations.server.backend import Limits, open_backend
 from rfdlc.integrations.server.requests import Reader
@@ -28,7 +28,7 @@ def own_network():
 
 
 # The other methods and backbones: benchmarks/export.py.
-pytestmark = pytest.mark.usefixtures("quick_tables")
+pytestmark = pytest.mark.usefixtures("quick_tables", "quick_exports")
 CASES = [("rf-dlc-paper", "resnet8"), ("ce", "own"), ("rf-dlc", "mlp"), ("ride", "mlp")]
 
 
@@ -39,7 +39,8 @@ def test_decisions_equal_the_librarys(trained, tmp_path, method, backbone):
     model = rfdlc.Model.load(run, backbone=network, device="cpu")
     rng = np.random.default_rng(1)
     utility = rfdlc.Utility(rng.uniform(-1, 1, (6, 8)), model.classes, list("stuvwxyz"))
-    done = rfdlc.export(run, tmp_path / "model.onnx", utility=utility, backbone=network)
+    replaceable = method == "ride"  # the utility: by default the one given here
+    done = rfdlc.export(run, tmp_path / "model.onnx", utility=utility, utility_input=replaceable, backbone=network)
     assert done.parity.decisions_changed == 0
     inputs = (rng.integers(0, 196, (1000, 1, 1, 1)) + rng.integers(0, 60, (1000, 3, 12, 12))).astype(np.uint8)
     found = rfdlc.OnnxModel.load(done.path).decide(inputs)
@@ -60,13 +61,24 @@ def run(trained):
 
 
 @pytest.fixture(scope="module")
-def exported(run, tmp_path_factory):
-    return rfdlc.export(run, tmp_path_factory.mktemp("exported") / "model.onnx").path
+def done(run, tmp_path_factory):
+    return rfdlc.export(run, tmp_path_factory.mktemp("exported") / "model.onnx")
 
 
-def test_the_utility_as_an_input(run, tmp_path):
-    done = rfdlc.export(run, tmp_path / "model.onnx", utility_input=True, resize=True)
-    found, model = rfdlc.OnnxModel.load(done.path), rfdlc.Model.load(run, device="cpu")
+@pytest.fixture(scope="module")
+def exported(done):
+    return done.path
+
+
+@pytest.fixture(scope="module")
+def flexible(run, tmp_path_factory):
+    """With the utility as an input, for images of any size."""
+    path = tmp_path_factory.mktemp("flexible") / "model.onnx"
+    return rfdlc.OnnxModel.load(rfdlc.export(run, path, utility_input=True, resize=True).path)
+
+
+def test_the_utility_as_an_input(run, flexible):
+    found, model = flexible, rfdlc.Model.load(run, device="cpu")
     inputs = random_samples(model, 50)
     for utility in (None, rfdlc.Utility.tail_sensitive(model.classes, -3).with_abstain(0.5)):
         expected = model.decide(inputs, utility)
@@ -81,10 +93,9 @@ def test_the_utility_as_an_input(run, tmp_path):
         found.decide(larger[..., :41])  # less than 4:3
 
 
-def test_a_utility_input_with_a_large_offset(run, tmp_path):
+def test_a_utility_input_with_a_large_offset(run, flexible):
     """What all actions share decides nothing: 1e7 in 32 bits would hide differences below 1."""
-    done = rfdlc.export(run, tmp_path / "model.onnx", utility_input=True)
-    found, model = rfdlc.OnnxModel.load(done.path), rfdlc.Model.load(run, device="cpu")
+    found, model = flexible, rfdlc.Model.load(run, device="cpu")
     rng, plain = np.random.default_rng(1), rfdlc.Utility.one_hot(model.classes)
     inputs = (rng.integers(0, 196, (200, 1, 1, 1)) + rng.integers(0, 60, (200, 3, 12, 12))).astype(np.uint8)
     lifted = rfdlc.Utility(plain.matrix + 1e7, model.classes)
@@ -287,17 +298,18 @@ def test_the_card(run, exported):
 
 
 @pytest.mark.parametrize("text", ["mine", "library_name: rfdlc\nother.onnx"])
-def test_another_readme_stays(text, run, tmp_path):
+def test_another_readme_stays(text, run, done, tmp_path):
     (tmp_path / "README.md").write_text(text)
-    done = rfdlc.export(run, tmp_path / "model.pt2")
-    assert done.card.name == "model.md"
+    card = write_card(rfdlc.Model.load(run), tmp_path / "model.pt2", "float32", done.parity)
+    assert card.name == "model.md"
     assert (tmp_path / "README.md").read_text() == text
 
 
-def test_a_folder_with_other_files_gets_no_readme(run, tmp_path):
+def test_a_folder_with_other_files_gets_no_readme(run, done, tmp_path):
     (tmp_path / "notes.txt").touch()
     for _ in range(2):
-        assert rfdlc.export(run, tmp_path / "model.pt2").card.name == "model.md"
+        card = write_card(rfdlc.Model.load(run), tmp_path / "model.pt2", "float32", done.parity)
+        assert card.name == "model.md"
     assert not (tmp_path / "README.md").exists()
 
 

@@ -53,6 +53,7 @@ def test_squares_are_those_of_training(photos, fit, centre, interpolation, chann
     np.testing.assert_array_equal(found, own)
 
 
+@pytest.mark.usefixtures("quick_exports")
 def test_the_page_decides_as_the_run(trained, photos, tmp_path, monkeypatch):
     run = trained("rf-dlc", "resnet8")
     done = rfdlc.export(run, tmp_path / "model.onnx")
@@ -72,7 +73,7 @@ def test_the_page_decides_as_the_run(trained, photos, tmp_path, monkeypatch):
 
 def test_the_card_says_the_settings_of_the_run(trained, tmp_path):
     run = trained("rf-dlc", "resnet8", particles=1, mixup=0.0, repulsion="none")
-    text = rfdlc.export(run, tmp_path / "model.onnx").card.read_text(encoding="utf-8")
+    text = rfdlc.export(run, tmp_path / "model.pt2").card.read_text(encoding="utf-8")
     assert "1 particle trained by `rf-dlc` with backbone=resnet8, epochs=4, " in text
     assert "mixup=0.0, repulsion=none, utility=none" in text
     assert "our default" not in text

@@ -57,6 +57,7 @@ def test_paths_are_seen_as_training_saw_them(run, photos, monkeypatch):
     assert np.array_equal(model.predict(streamed).scores.values, otherwise)
 
 
+@pytest.mark.usefixtures("quick_exports")
 @pytest.mark.parametrize("form", ["run", "onnx"])
 def test_servers_see_them_so_too(run, photos, tmp_path, form):
     path = run if form == "run" else rfdlc.export(run, tmp_path / "model.onnx").path
@@ -73,6 +74,7 @@ def test_servers_see_them_so_too(run, photos, tmp_path, form):
     assert told.startswith("1 image is long")
 
 
+@pytest.mark.usefixtures("quick_exports")
 def test_padded_images_are_padded_everywhere(tmp_path):
     root, rng, size = tmp_path / "photos", np.random.default_rng(0), (14, 40)
     for i in range(30):

@@ -103,6 +103,7 @@ def test_the_estimators():
     assert (own.predict(X) == own.predict_proba(X).argmax(axis=1)).all()
 
 
+@pytest.mark.usefixtures("quick_exports")
 def test_training_fits_it_and_the_exported_graph_agrees(trained, tmp_path):
     pytest.importorskip("onnxruntime", reason='needs pip install "rfdlc[export]"')
     assert TrainConfig(calibration=NAME).calibration == NAME

@@ -7,6 +7,7 @@ import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,12 @@ def run(tmp_path_factory):
         warnings.simplefilter("ignore")
         rfdlc.train("digits-lt", out=folder, epochs=5, device="cpu")
     return folder
+
+
+@pytest.fixture(scope="session")
+def file():
+    """An exported digits model: a process loads it sooner than a run, for tests of the process."""
+    return Path(__file__).parents[2] / "compatibility" / "model-v1.onnx"
 
 
 @pytest.fixture(scope="session")

@@ -179,6 +179,7 @@ def test_probabilities(client, model):
         assert ("mutual_information" in answer) == (given.ndim == 3)  # one particle has none
 
 
+@pytest.mark.usefixtures("quick_exports")
 def test_an_exported_file_without_torch(run, model, samples, tmp_path, start):
     file = rfdlc.export(run, tmp_path / "model.onnx").path
     utility = rfdlc.Utility.one_hot(model.classes).with_abstain(0.4)

@@ -26,6 +26,7 @@ def folder(run, tmp_path):
     return place
 
 
+@pytest.mark.usefixtures("quick_exports")
 def test_everywhere_alike(folder, samples, tmp_path, start):
     model = rfdlc.Model.load(folder, device="cpu")
     expected = model.decider.explain(model.predict(samples))

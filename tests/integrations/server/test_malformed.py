@@ -172,9 +172,9 @@ def test_sizes_and_kinds(served):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory of a process is read from /proc")
-def test_memory_stays_flat(run):
+def test_memory_stays_flat(file):
     process = subprocess.Popen(
-        [sys.executable, "-m", "rfdlc", "serve", str(run), "--port", "0", "--quiet"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "rfdlc", "serve", str(file), "--port", "0", "--quiet"], stderr=subprocess.PIPE, text=True
     )
     try:
         port = json.loads(process.stderr.readline())["port"]

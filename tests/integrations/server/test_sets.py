@@ -14,6 +14,7 @@ from rfdlc.integrations.onnx.graph import CoverageHead, SetUtilityHead
 from rfdlc.integrations.server.backend import open_backend
 
 
+@pytest.mark.usefixtures("quick_exports")
 @pytest.mark.parametrize("kind", ["macro", "u80"])
 def test_everywhere_alike(run, samples, tmp_path, start, kind):
     folder = tmp_path / "run"

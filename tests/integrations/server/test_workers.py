@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rfdlc
-from rfdlc.integrations.server.backend import Limits
+from rfdlc.integrations.server.backend import Limits, open_backend
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
 
@@ -144,15 +144,15 @@ def until(true, seconds=60):
         time.sleep(0.05)
 
 
-def test_a_model_that_is_late_or_dies_is_loaded_again(start, run, backend, samples, caplog):
+def test_a_model_that_is_late_or_dies_is_loaded_again(start, run, file, samples, caplog):
     """A stopped process stands for inference that does not end: requests get 503 at once until there is a new one."""
     from rfdlc.integrations.server.workers import ModelProcess
 
-    process = ModelProcess(run, None, None)
+    process = ModelProcess(file, None, None)
     with start(process.open(), Limits(seconds=2.0)) as served:
         ready = lambda: served.ask(path="/ready", method="GET")[0]  # noqa: E731
         right = served.ask({"arrays": samples.tolist()})
-        with start(backend) as beside:
+        with start(open_backend(file)) as beside:
             assert right[2] == beside.ask({"arrays": samples.tolist()})[2]
         first = process.child.process.pid
         os.kill(first, signal.SIGSTOP)
