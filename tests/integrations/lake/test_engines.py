@@ -47,7 +47,6 @@ def ray():
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(STARTS_WITHIN)
     given = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 * 2**20}
-    given["_system_config"] = {"kill_idle_workers_interval_ms": 0}  # the next test uses what they have imported
     try:
         ray.init(address="local", num_cpus=2, **given)
         ray.get(ray.remote(lambda: None).remote())
@@ -66,11 +65,11 @@ def by_id(table):
     return table.sort_by("id").combine_chunks()
 
 
-def test_ray_decides_as_the_library(ray, scores, decide):
+def test_ray_decides_as_the_library(ray, scores, decide, tmp_path):
     from rfdlc.integrations import ray as stages
 
-    parts = ray.data.from_arrow([scores.slice(first, 100) for first in range(0, 400, 100)])
-    found = stages.decide(parts, decide.decider, keep=["id"])
+    pq.write_table(scores, tmp_path / "scores.parquet", row_group_size=100)
+    found = stages.decide(ray.data.read_parquet(str(tmp_path / "scores.parquet")), decide.decider, keep=["id"])
     table = by_id(pa.concat_tables(ray.get(found.to_arrow_refs())))
     assert table.to_pydict() == decide(scores).to_pydict()
 
@@ -82,8 +81,7 @@ def test_ray_predicts_as_the_library_although_an_actor_is_killed(ray, tmp_path):
     rows = csv.read_csv(TABLE / "new.csv").to_pydict()
     rows = {name: cells * 40 for name, cells in rows.items()}
     number = list(range(len(next(iter(rows.values())))))
-    table, killed = pa.table({"number": number, **rows}), tmp_path / "killed"
-    samples = ray.data.from_arrow([table.slice(first, 30) for first in range(0, len(table), 30)])
+    samples, killed = ray.data.from_arrow(pa.table({"number": number, **rows})).repartition(6), tmp_path / "killed"
     own, flag = stages.PredictBatch, str(killed)
 
     class Dying(own):  # it is pickled by value, as a class in a function is
