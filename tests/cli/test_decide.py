@@ -97,6 +97,17 @@ def test_evaluate_prints_what_the_library_computes(run, folder):
     )
 
 
+def test_numbers_in_a_file_of_labels_are_no_positions(run, folder):
+    """Columns are in the order of the alphabet, and the numbers may be in another."""
+    frame = pandas.read_csv("test.csv")
+    frame.assign(target=frame["target"].map({"newt": 0, "cat": 1, "dog": 2}).fillna(3)).astype({"target": int})[
+        ["id", "target"]
+    ].to_csv("numbers.csv", index=False)
+    frame.drop(columns="target").to_csv("bare.csv", index=False)
+    code, _, err = run("evaluate", "bare.csv", "--labels", "numbers.csv")
+    assert (code, "numbers.csv: target '" in err, "write the names of the classes" in err) == (2, True, True)
+
+
 def test_labels_from_a_file(run, folder):
     """Matched by id or path, in any order; also where ids are paths and the labels are named by file."""
     frame = pandas.read_csv("test.csv")
