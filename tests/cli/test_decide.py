@@ -84,7 +84,8 @@ def test_evaluate_prints_what_the_library_computes(run, folder):
     assert table["false_head_rate"] > 0
     likely = evaluate(Predictions.load("test.csv"), decider=decider.replace(rule="argmax")).mean_utility
     assert [table["over_argmax"][side] for side in "ab"] == pytest.approx([likely, expected.mean_utility])
-    assert f"arg max would have {likely:.4f}: a gain of" in run("evaluate", "test.csv", *options)[1]
+    words = "arg max after calibration" if decider.fitted else "arg max"
+    assert f"{words} would have {likely:.4f}: a gain of" in run("evaluate", "test.csv", *options)[1]
     code, out, _ = run("evaluate", "test.csv", "-u", "tail-sensitive", "-c", "counts.csv", "--bootstrap", "20")
     assert code == 0
     assert "95% interval" in out
@@ -95,6 +96,24 @@ def test_evaluate_prints_what_the_library_computes(run, folder):
         f"Calibrated: {Decider(Utility.one_hot(list(classes.names))).fit(Predictions.load('val.csv')).fitted.short}."
         in calibrated
     )
+
+
+def test_arg_max_is_said_to_be_that_of_calibrated_probabilities(run, folder):
+    """That of the probabilities as they were may have another utility."""
+    for words, options in (("arg max", ()), ("arg max after calibration", ("--calibrate", "val.csv"))):
+        code, out, _ = run("decide", "test.csv", "-u", "U.csv", *options)
+        assert (code, f"differ from {words}." in " ".join(out.split())) == (0, True)
+
+
+def test_numbers_in_a_file_of_labels_are_no_positions(run, folder):
+    """Columns are in the order of the alphabet, and the numbers may be in another."""
+    frame = pandas.read_csv("test.csv")
+    frame.assign(target=frame["target"].map({"newt": 0, "cat": 1, "dog": 2}).fillna(3)).astype({"target": int})[
+        ["id", "target"]
+    ].to_csv("numbers.csv", index=False)
+    frame.drop(columns="target").to_csv("bare.csv", index=False)
+    code, _, err = run("evaluate", "bare.csv", "--labels", "numbers.csv")
+    assert (code, "numbers.csv: target '" in err, "write the names of the classes" in err) == (2, True, True)
 
 
 def test_labels_from_a_file(run, folder):

@@ -1,15 +1,20 @@
 """Calibration and priors on synthetic data whose truth is known."""
 
+import warnings
+
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax, softmax
+from scipy.stats import poisson
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 from rfdlc.decide import fitting
 from rfdlc.decide.calibrators import CALIBRATORS, BiasCorrectedTemperature
 from rfdlc.decide.choosing import FOLDS, grouped_folds
-from rfdlc.decide.fitting import CAUTION, COLDEST, HOTTEST, LOG_T_MEAN, LOG_T_SPREAD, SPREADS, HeldOut
+from rfdlc.decide.fitting import CAUTION, COLDEST, HOTTEST, LOG_T_MEAN, LOG_T_SPREAD, SPREADS, HeldOut, not_held_out
 from rfdlc.decide.scores import CorrectedProbabilities
 
 
@@ -620,3 +625,44 @@ def test_folds_keep_groups_whole_and_are_stratified(seed):
     if len(np.unique(groups)) > 40:
         shares = np.array([np.bincount(y[fold == k], minlength=4) for k in range(count)]) / np.bincount(y)
         assert np.abs(shares - 1 / count).max() < 0.12
+
+
+def with_and_without_the_rarest(size=3000):
+    """Probabilities, 1.5 times too sure, of seven classes, their labels, the posterior, and what is not of class 5."""
+    rng, prior = np.random.default_rng(8), np.array([0.55, 0.2, 0.1, 0.06, 0.045, 0.025, 0.02])
+    centres, y = rng.normal(0, 1.1, (7, 5)), rng.choice(7, size, p=prior)
+    x = centres[y] + rng.normal(size=(size, 5))
+    log_p = log_softmax(np.log(prior) - ((x[:, None] - centres) ** 2).sum(axis=2) / 2, axis=1)
+    return softmax(1.5 * log_p, axis=1), y, np.exp(log_p), y != 5
+
+
+@pytest.mark.parametrize("kind", ["auto", "temperature", "bias-corrected-temperature", "matrix-scaling"])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_class_that_was_not_held_out_keeps_its_share(kind, known):
+    p, y, posterior, kept = with_and_without_the_rarest()
+    prior = np.bincount(y) / len(y) if known else None
+    decider = Decider(Utility.one_hot(list("abcdefg")), calibration=kind, train_prior=prior, target_prior=prior)
+    with pytest.warns(UserWarning, match="held-out samples have none of 'f', which .* calibration='temperature'"):
+        found = np.asarray(decider.fit(p[kept], y[kept]).probabilities(p))
+    assert found[:, 5].mean() == pytest.approx(posterior[:, 5].mean(), rel=0.2)
+    by_all = np.asarray(decider.fit(p, y).probabilities(p))
+    losses = [-(posterior * np.log(each)).sum(axis=1).mean() for each in (found, by_all)]
+    assert losses[0] < losses[1] + 0.01
+
+
+def test_a_class_that_chance_left_out_of_the_held_out_data_gets_no_warning():
+    p, y, _, kept = with_and_without_the_rarest()
+    few = np.flatnonzero(kept)[:60]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Decider(Utility.one_hot(7)).fit(p[few], y[few])
+
+
+@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.given(st.integers(2, 8), st.integers(5, 300), st.integers(0, 99))
+def test_left_out_classes_are_those_that_poisson_counts_would_hardly_miss(classes, size, seed):
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet(rng.uniform(0.05, 2, classes), size)
+    counts = np.bincount(rng.integers(0, classes - 1, size), minlength=classes)
+    expected = [counts[c] == 0 and poisson.pmf(0, p[:, c].sum()) < 0.05 / classes for c in range(classes)]
+    assert not_held_out(np.log(np.maximum(p, 1e-300)), counts).tolist() == expected

@@ -7,6 +7,8 @@ their own estimate, "100% to 100%" for three of three, and tail accuracy covered
 import numpy as np
 import pandas
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import special, stats
 from scipy.special import softmax
 from sklearn.metrics import balanced_accuracy_score
@@ -253,6 +255,39 @@ def test_errors_are_ranked_by_the_confidence_of_the_decision():
         == metrics.roc_area(np.array([True, False, False, True]), np.array([0.45, 0.4, 0.3, 0.95])).value
         == 1
     )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_scores_of_a_forest_are_no_evidence_of_the_same_samples(seed):
+    """Votes of 200 trees: other samples have equal ones, about as often in one set as between two."""
+    rng = np.random.default_rng(seed)
+    votes = rng.multinomial(200, rng.dirichlet([3, 0.5, 0.4, 0.3], 3000)) / 200
+    y = np.array([rng.choice(4, p=p) for p in votes])
+    names = np.array([f"sample {i}" for i in range(3000)])
+    first, second, both = np.arange(1000), np.arange(1000, 3000), rng.permutation(np.arange(500, 2500))
+
+    def overlap(held_out, evaluated, *, ids):
+        given = [
+            Predictions(probabilities=votes[rows], targets=y[rows], ids=names[rows] if ids else None)
+            for rows in (held_out, evaluated)
+        ]
+        decider = Decider(Utility.one_hot(4), calibration=None).fit(given[0])
+        return decider.overlap(*decider.read_labelled(given[1], None))
+
+    assert len(np.unique(votes[first], axis=0)) < 0.99 * 1000
+    assert overlap(first, second, ids=False) == 0
+    assert overlap(first, both, ids=True) == pytest.approx(0.5, abs=0.1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 99), st.integers(20, 300), st.floats(0.05, 1))
+def test_the_same_samples_are_found_by_fine_scores_in_any_order(seed, size, share):
+    rng = np.random.default_rng(seed)
+    p, y = rng.dirichlet(np.ones(3), 2 * size), rng.integers(0, 3, 2 * size)
+    same = int(np.ceil(share * size))
+    rows = rng.permutation(np.r_[:same, size : 2 * size - same])
+    decider = Decider(Utility.one_hot(3), calibration=None).fit(p[:size], y[:size])
+    assert decider.overlap(*decider.read_labelled(p[rows], y[rows])) == pytest.approx(same / size)
 
 
 def test_evaluating_on_what_calibrated_is_noticed(tmp_path):

@@ -416,3 +416,23 @@ class TestEvaluate:
     def test_evidential_needs_logits(self):
         with pytest.raises(InputError, match="needs logits"):
             evaluate([[0.5, 0.5]], [0], uncertainty="evidential")
+
+
+def test_the_utility_by_budget_says_which_rule_hands_over():
+    """Whatever the rule that is evaluated, and in costs where these were given."""
+    p, costs = [[0.6, 0.4], [0.3, 0.7]], Utility.from_costs([[0, 2, 1], [5, 0, 1]], actions=["0", "1", "refer"])
+    labels = [row[0].strip() for row in evaluate(p, [0, 1], Decider(costs, rule="argmax")).rows()]
+    assert "by expected cost, at most 0% handed over" in labels
+
+
+def test_promises_are_in_costs_where_these_were_given():
+    """Promised minus realised cost is positive where decisions cost less than promised."""
+    rng = np.random.default_rng(0)
+    p = np.tile([0.7, 0.3], (400, 1)) + rng.uniform(-0.05, 0.05, (400, 1)) * [1, -1]
+    result = evaluate(p, (rng.random(400) < 0.1).astype(int), Decider(Utility.from_costs([[0, 2], [2, 0]])))
+    gap = float(result.to_dict()["utility_gap"])
+    assert gap == pytest.approx(0.1 * 2 - 0.3 * 2, abs=0.1)
+    shown = {label.strip(): value for label, value, _ in result.rows()}
+    assert float(shown["promised minus realised cost"]) == pytest.approx(-gap, abs=1e-3)
+    assert f"Promised minus realised cost {-gap:.4f} (" in result.promise
+    assert "decisions are worth more than promised" in result.promise

@@ -110,7 +110,7 @@ def test_csv_with_decimal_commas(tmp_path):
 @pytest.mark.parametrize(
     ("names", "targets", "expected"),
     [
-        (("cat", "dog"), ["1", "0"], [1, 0]),  # no class is called by a number: these are indices
+        (("cat", "dog"), [1, 0], [1, 0]),  # no class is called by a number: these are indices
         (("1", "2"), ["1", "2"], [0, 1]),  # classes are called by numbers: these are names
         (("1", "2"), [0, 1], [0, 1]),  # numbers are indices
         (("cat", "dog"), np.array(["dog", "cat"], dtype=object), [1, 0]),
@@ -194,7 +194,7 @@ def write(path, text):
         ("cat,dog,nwet\n1,0,0\n", "p.csv: column 'nwet' is not a class.*did you mean 'newt'"),
         ("cat,dog\n1,0\n", "p.csv: no column for class 'newt'"),
         ("cat,dog,newt,target\n1,0,0,bird\n", "p.csv line 2: target 'bird' is not a class"),
-        ("cat,dog,newt,target\n1,0,0,3\n", "p.csv: target 3 at position 0 is out of range"),
+        ("cat,dog,newt,target\n1,0,0,3\n", "p.csv line 2: target '3' is not a class"),
         (",cat,dog,newt\n0,1,0,0\n", r"p.csv: column 1 has no name.*leave an index out \(index=False\), or call it id"),
         (
             "cat,dog,newt\n1,0,0\n0.5,0.5,0.3\n",
@@ -312,3 +312,17 @@ def test_a_path_in_place_of_scores_is_named(path):
     for call in (lambda: evaluate(path, [0, 1]), lambda: Decider(Utility.one_hot(2)).decide(path)):
         with pytest.raises(InputError, match=r"'runs/a' is a path, not scores: read it by rfdlc.Predictions.load"):
             call()
+
+
+def test_numbers_in_tables_are_no_positions_of_named_classes(tmp_path):
+    """The columns are sorted by name; whoever wrote numbers may have had another order."""
+    told = r"target '0' is not a class: expected one of cat, dog; .* write the names of the classes"
+    with pytest.raises(InputError, match=f"p.csv line 2: {told}"):
+        Predictions.load(write(tmp_path / "p.csv", "cat,dog,target\n1,0,0\n0,1,1\n"))
+    frame = pandas.DataFrame({"cat": [1.0, 0.0], "dog": [0.0, 1.0], "target": [0, 1]})
+    frame.to_parquet(tmp_path / "p.parquet")
+    with pytest.raises(InputError, match=told):
+        Predictions.load(tmp_path / "p.parquet")
+    assert evaluate(frame).accuracy == 1  # integers in Python are positions
+    renamed = frame.rename(columns={"cat": "1", "dog": "0"})
+    assert evaluate(renamed).accuracy == 0  # unless classes are called so

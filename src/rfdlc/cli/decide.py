@@ -116,7 +116,8 @@ def decide(
         output(True, summary)
         return
     mean = decisions.mean_value(decider.utility, value)
-    lines = [f"{mean}; {changed:,} of {len(found):,} differ from arg max."]
+    other = decisions.likeliest(decider)
+    lines = [f"{mean}; {changed:,} of {len(found):,} differ from {other}."]
     lines += decisions.calibrated_lines(decider, predictions)
     which = "these" if request.budget and predictions.scores.corrected else "held-out"
     lines += decisions.deferral_lines(decider, found, which)
@@ -126,7 +127,9 @@ def decide(
     likely = np.bincount(found.argmax, minlength=len(decider.utility.classes))
     own = zip(found.actions, decider.utility.decided_class, strict=True)
     by_argmax = {name: int(likely[c]) for name, c in own if c >= 0}
-    output(False, {}, action_table(dict(zip(found.actions, counts, strict=True)), decider.rule, by_argmax), *lines)
+    output(
+        False, {}, action_table(dict(zip(found.actions, counts, strict=True)), decider.rule, by_argmax, other), *lines
+    )
 
 
 @takes_request
@@ -182,7 +185,8 @@ def evaluate(
     if gain is not None:
         shown, what = (gain.as_cost, "cost") if decider.utility.has_costs else (gain, "utility")
         more = f"a gain of {readable(gain.difference)} ({readable(gain.low)} to {readable(gain.high)})"
-        lines.insert(0, f"Mean {what} {readable(shown.b)}; arg max would have {readable(shown.a)}: {more}.")
+        other = decisions.likeliest(decider)
+        lines.insert(0, f"Mean {what} {readable(shown.b)}; {other} would have {readable(shown.a)}: {more}.")
     lines += [] if result.accuracy_by_region else [hint]
     output(False, {}, result, *tables, *lines)
     if warning := decider.prior_warning(decider.read_labelled(predictions, None)[1]):

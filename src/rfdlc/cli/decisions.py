@@ -128,3 +128,9 @@ def decider_summary(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") 
     known = {"rule": decider.rule, "combine": decider.combine, "calibration": fitted}
     told = decider.decided_for + ("" if estimate is not None else decider.left_open(predictions))
     return intervals | known | {"decided_for": told, "target_prior": shares}
+
+
+def likeliest(decider: "rfdlc.Decider") -> str:
+    """The rule that takes the most probable class, and what of: before calibration it may be another one."""
+    corrected = "" if decider.target_prior is None else " after correction"
+    return f"arg max{' after calibration' if decider.fitted else corrected}"

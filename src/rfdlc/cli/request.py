@@ -363,7 +363,7 @@ class LabelledRequest(Request):
             texts = [cells[target][row] for row in rows]
             kept = reading.known_places(texts, predictions.classes, str(self.labels), self.skip_unknown)
             predictions = predictions if len(kept) == len(texts) else predictions.take(np.array(kept))
-            predictions.targets = encode_targets([texts[place] for place in kept], predictions.classes)
+            predictions.targets = encode_targets(np.array(texts)[kept], predictions.classes, f"{self.labels}: {target}")
         return predictions, decider
 
 

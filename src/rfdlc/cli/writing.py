@@ -100,9 +100,11 @@ def part_table(kind: str, parts: Mapping[Any, Any]) -> Any:
     return table
 
 
-def action_table(counts: Mapping[str, int], rule: str = "", by_argmax: Mapping[str, int] | None = None) -> Any:
-    """The most frequent actions, and where it is known, how often arg max decides for the same class."""
-    total, columns = sum(counts.values()), ["action", "decided", "share", *(["by arg max"] if by_argmax else [])]
+def action_table(
+    counts: Mapping[str, int], rule: str = "", by_argmax: Mapping[str, int] | None = None, other: str = "arg max"
+) -> Any:
+    """The most frequent actions, and where it is known, how often arg max (the `other` rule) decides for the class."""
+    total, columns = sum(counts.values()), ["action", "decided", "share", *([f"by {other}"] if by_argmax else [])]
     table = new_table(*columns, title=f"{counted(total, 'decision')}{f' by {rule}' if rule else ''}")
     rows = sorted(counts.items(), key=lambda row: -row[1])
     if rest := rows[SHOWN:]:

@@ -122,6 +122,6 @@ def cross_validated(
             prior = fitted.prior or carried
             if target is not None and prior is not None:
                 scores = scores + np.log(target / np.maximum(prior, 1e-300))
-            scores = np.where(held_out.absent, NEVER, scores)
+            scores = np.where(held_out.absent | held_out.left_out, NEVER, scores)
             losses[name][outside] = -log_softmax(scores)[np.arange(outside.sum()), targets[outside]]
     return losses, weights

@@ -22,6 +22,7 @@ from rfdlc.progress import track
 
 COINCIDENCE = 0.01  # of the coarse scores of two sets of samples, some are equal
 WORTH, COST = "mean_utility", "mean_cost"  # the second where utilities are costs
+GAP = "utility_gap"
 ANSWERED = ("abstention_rate", "kept_accuracy")
 MOST_PARTS = 12  # a metric with more parts is not listed in tables
 
@@ -194,12 +195,13 @@ class Evaluation:
         shown = {}
         for entry in gaps:
             low, high = self.intervals[entry.name]
-            shown[entry.name] = f"{readable(entry.value)} ({readable(low)} to {readable(high)})"
+            found = (0.0 - entry.value, 0.0 - high, 0.0 - low) if self._has_costs else (entry.value, low, high)
+            shown[entry.name] = "{} ({} to {})".format(*map(readable, found))
             if not low <= 0 <= high:
                 (less if low > 0 else more)[entry.name] = f"{entry.label} {shown[entry.name]}"
         if "utility_gap" not in shown:
             return "Too few samples to tell whether decisions are worth what they promise."
-        said = f"Promised minus realised utility {shown['utility_gap']}: "
+        said = f"Promised minus realised {'cost' if self._has_costs else 'utility'} {shown[GAP]}: "
         parts = f"{len(less) + len(more)} of {len(gaps)} intervals exclude 0, where chance alone gives one in twenty"
         whole = [word for word, off in (("less", less), ("more", more)) if off.pop("utility_gap", None)]
         if whole:
@@ -218,7 +220,7 @@ class Evaluation:
             if not np.isnan(entry.value):
                 label, value = entry.label, entry.value
                 bounds: tuple[float, ...] = self.intervals.get(entry.name, ())
-                if self._has_costs and WORTH in (entry.name, entry.metric.parent):
+                if self._has_costs and {WORTH, GAP} & {entry.name, entry.metric.parent}:
                     label, value = label.replace("utility", "cost"), 0.0 - value
                     bounds = tuple(0.0 - end for end in reversed(bounds))
                 show = entry.metric.format

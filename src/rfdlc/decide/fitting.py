@@ -29,6 +29,7 @@ NEWTON_STEPS = 100
 CONVERGED, MOST_DAMPED = 1e-8, 1e6  # in nats; beyond this damping no step gains anything
 MOVED = 0.1  # the least variance of what fitted biases do to a log prior
 NEVER, NO_SHARE = -1e30, 1e-12  # the log probability of an absent class, at any temperature and power; and its share
+BY_CHANCE = 0.05  # how probable it may be at least that some class has no sample by chance
 MATRIX_STRENGTH = 30.0  # of a Gaussian on each entry of a matrix: there are C of them per class
 
 
@@ -93,10 +94,17 @@ def newton(
     return best, value, curvature
 
 
+def not_held_out(log_p: Floats, counts: NDArray[Any]) -> NDArray[np.bool_]:
+    """Classes (C,) without a sample that scores expect too many of for that to be chance (Poisson, Bonferroni)."""
+    expected = counts.sum() * softmax(log_p).mean(axis=0)
+    return (counts == 0) & (expected > np.log(len(counts) / BY_CHANCE))
+
+
 class HeldOut:
     """Weighted held-out log probabilities, and the parameters of highest penalised likelihood.
 
-    A class that is `absent`, with neither samples nor a share of the prior that the scores carry, takes no part.
+    A class that is `absent`, with neither samples nor a share of the prior that the scores carry, takes no part. One
+    that is `left_out` of the data, though scores expect it, has no share of their prior: nothing moves it.
     """
 
     def __init__(
@@ -112,6 +120,7 @@ class HeldOut:
         self.prior: Prior = np.bincount(targets, self.weights, minlength=log_p.shape[1]).astype(np.float64)
         self.absent: NDArray[np.bool_] = (self.prior == 0) & (train_prior is not None and train_prior == 0)
         self.log_p = np.where(self.absent, NEVER, np.asarray(log_p, dtype=np.float64))
+        self.left_out = not_held_out(self.log_p, counts)
         carried = None if train_prior is None else np.where(self.absent, NO_SHARE, train_prior)
         self.train_prior = carried if carried is not None and carried.all() else None
         self._shifted: Floats | None = None
@@ -121,6 +130,7 @@ class HeldOut:
             # Held-out samples of a class without a share contradict it: the scores are then taken as they are.
             known = train_prior > 0
             np.log(np.divide(self.prior, train_prior, where=known, out=np.ones_like(self.prior)), out=self.offset)
+        self.offset[self.left_out] = np.log(NO_SHARE)
 
     def carried(self, weight: Any, bias: Any, power: float = 1.0) -> tuple[float, ...]:
         """The class prior that calibrated probabilities carry, from their mean over the held-out data."""

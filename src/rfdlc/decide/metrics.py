@@ -340,7 +340,7 @@ for _metric in (
     Metric("false_head_rate", "false head rate", _false_head_rate, "lower", "%", headline=True),
     Metric("false_head_rates", "head = first {}", false_heads, "lower", "%", "false_head_rate"),
     Metric("mean_utility", "mean utility", lambda o: _worth(o, o.realised, 0), headline=True),
-    Metric("utility_by_budget", "at most {} handed over", _by_budget, parent="mean_utility"),
+    Metric("utility_by_budget", "by expected utility, at most {} handed over", _by_budget, parent="mean_utility"),
     Metric("mean_regret", "mean regret", lambda o: _worth(o, o.regret, o.utility.matrix.max(), -1), "lower"),
     Metric("set_coverage", "coverage of sets, {}", _set_coverage, unit="%"),
     Metric("set_coverage_handed_over", "coverage of sets, handed over",

@@ -30,6 +30,10 @@ KEYS = {
     "groups": ("groups",),
     "corrected": ("corrected",),
 }
+NUMBERED = (
+    "; text is the name of a class, and a number in it is no position among the columns, whose order may be another: "
+    "write the names of the classes"
+)
 UNNAMED = (
     "; if the classes have names, give these in the order of the columns (classes=[...], Utility(matrix, [...]), "
     "--classes a,b,c) or as the names of the columns"
@@ -198,16 +202,16 @@ def _in_folder(path: Path) -> Path:
     )
 
 
-def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
-    """Targets as class indices: numbers are indices, text is names (or indices, if no class is named by a number)."""
+def encode_targets(targets: ArrayLike, classes: Classes, what: str = "target") -> Indices:
+    """Targets as class indices: numbers are indices, text is names, also where it is a number."""
     array = as_array(targets)
-    text, numbers = array.dtype.kind in "OU", [_is_index(name) for name in classes.names]
-    if text and not any(numbers) and all(map(_is_index, array.reshape(-1))):
-        return classes.encode(array.astype(str).astype(np.int64), "target")
+    text = array.dtype.kind in "OU"
     try:
-        return classes.encode(array.astype(str) if array.dtype.kind == "O" else array, "target")
+        return classes.encode(array.astype(str) if array.dtype.kind == "O" else array, what)
     except InputError as error:
-        raise InputError(f"{error}{UNNAMED if text and all(numbers) else ''}") from None
+        by_number, odd = any(map(_is_index, classes.names)), text and all(map(_is_index, array.reshape(-1)))
+        hint = UNNAMED if text and all(map(_is_index, classes.names)) else NUMBERED if odd and not by_number else ""
+        raise InputError(f"{error}{hint}") from None
 
 
 def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indices:
@@ -218,10 +222,15 @@ def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indi
         targets = scores["target"] if targets is None and "target" in scores.columns else targets
         given = np.asarray(targets)
         if given.dtype.kind in "iu" or (given.dtype.kind == "f" and (given == np.floor(given)).all()):
-            targets = given.astype(np.int64).astype(str)  # as in a file: names, where classes are called by numbers
+            targets = _names_or_places(given.astype(np.int64), classes.names)
     if targets is None:
         raise InputError("no targets: expected the true class of every sample (a column 'target', or --labels FILE)")
     return encode_targets(targets, classes)
+
+
+def _names_or_places(numbers: NDArray[Any], names: Iterable[str]) -> NDArray[Any]:
+    """Whole numbers as text, where classes are called by numbers."""
+    return numbers.astype(str) if any(map(_is_index, names)) else numbers
 
 
 def readable_ids(ids: Iterable[str]) -> NDArray[np.str_]:
@@ -328,8 +337,8 @@ def _from_npz(path: Path, classes: Classes | None, logits: bool, *_: Any) -> Pre
     expect(not wrong, "its array is named probabilities, but logits are asked for: name the array 'logits'")
     names, arrays["corrected"] = arrays.pop("classes", None), arrays.get("corrected", np.False_).item()
     own = _classes_in(names, found.get("counts"))
-    if names is not None and names.ndim and "targets" in arrays and arrays["targets"].dtype.kind in "iu":
-        arrays["targets"] = arrays["targets"].astype(str)  # as in a table: names, if classes are named by numbers
+    if own is not None and names.ndim and "targets" in arrays and arrays["targets"].dtype.kind in "iu":
+        arrays["targets"] = _names_or_places(arrays["targets"], own.names)
     predictions = Predictions(**arrays, classes=own or classes)
     return predictions.with_classes(classes) if classes is not None else predictions
 

@@ -27,6 +27,7 @@ SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much, and by more
 ROUNDED, MOST_LOST = (2, 3, 4), 0.5  # decimals of rounded probabilities, and the most that is explained by it
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
 DEEPEST = 690.0  # nats by which logits of a row differ at most: no probability in 64 bits is much smaller than 1e-300
+COINCIDENCES = 4.0  # equal scores of two sets are evidence of the same samples if repeats in one are rarer by this
 CONSECUTIVE = 16  # samples whose scores together are not equal by chance
 CHUNK_ELEMENTS = 1 << 18  # work in chunks that stay in the processor's cache
 CHUNK_ROWS = 512  # with thousands of classes, fewer rows would read the whole utility for a small product
@@ -95,8 +96,11 @@ class Scores:
         """The share of the samples with `known` fingerprints that are among these, by content or by id."""
         found = self.fingerprints(targets) if known else {}
         shares = {kind: float(np.isin(own, found[kind]).mean()) for kind, own in known.items() if kind in found}
-        if shares.get("ids") == 0:  # other samples may have equal scores, but hardly many in the same order
-            shares.pop("scores", None)
+        if "scores" in shares:
+            repeats = 1 - len(found["scores"]) / len(self)
+            # Other samples may have equal scores, but hardly many in the same order.
+            if shares.get("ids") == 0 or shares["scores"] <= COINCIDENCES * repeats:
+                del shares["scores"]
         return max([*shares.values(), 0.0])
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.fitting import not_held_out
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import in_words, is_uniform
 from rfdlc.decide.scores import CORRECTED, Floats, Scores, softmax
@@ -52,6 +53,11 @@ SETS_DROPPED = (
 
 ONE_CLASS = (
     "calibration takes it for nearly certain in future, too; fit with samples of all classes, or without calibration"
+)
+NOT_HELD_OUT = (
+    "the held-out samples have none of {}, which the scores give a probability: calibration learns nothing about it, "
+    "and leaves its share about as the model has it; hold out samples of it, take calibration='temperature' "
+    "(--calibration temperature), which needs none, or give its share (target_prior, --target-prior)"
 )
 ABSENT = (
     "the held-out samples have none of {}, and the class prior that the scores carry has no share for it: calibration "
@@ -108,18 +114,21 @@ def warn_of_order(given: Any, scores: Scores, targets: Indices, classes: Classes
 
 
 def warn_of_absent(decider: "Decider", log_p: Floats, targets: Indices) -> None:
-    """Warn of classes that scores give a probability, but neither the prior that they carry nor held-out samples."""
-    if decider.calibration is None:
+    """Warn of classes that scores give a probability, but held-out samples do not, nor the prior that they carry."""
+    if decider.calibration in (None, "none"):
         return
+    classes = decider.utility.classes
+    counts = np.bincount(targets, minlength=len(classes))
+    carried = np.ones(len(classes)) if decider.train_prior is None else decider.train_prior
     if len(targets) >= ENOUGH and (targets == targets[0]).all():
-        only = decider.utility.classes.names[targets[0]]
+        only = classes.names[targets[0]]
         warnings.warn(f"all {len(targets):,} held-out samples are of class {only!r}: {ONE_CLASS}", stacklevel=3)
-    if decider.train_prior is None:
-        return
-    absent = (decider.train_prior == 0) & (np.bincount(targets, minlength=len(decider.train_prior)) == 0)
-    absent &= decider.target_prior is None or decider.target_prior > 0
+    elif (left_out := not_held_out(log_p, counts) & (carried > 0)).any():
+        told = NOT_HELD_OUT.format(listing(map(repr, classes.select(np.flatnonzero(left_out)))))
+        warnings.warn(told, stacklevel=3)
+    absent = (carried == 0) & (counts == 0) & (decider.target_prior is None or decider.target_prior > 0)
     if absent.any() and (absent := absent & (softmax(log_p).max(axis=0) > LEAST_SCORED)).any():
-        warnings.warn(ABSENT.format(listing(decider.utility.classes.select(np.flatnonzero(absent)))), stacklevel=3)
+        warnings.warn(ABSENT.format(listing(classes.select(np.flatnonzero(absent)))), stacklevel=3)
 
 
 def prior_warning(decider: "Decider", targets: Indices, rare: bool) -> str | None:
