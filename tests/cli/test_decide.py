@@ -255,6 +255,29 @@ def test_a_table_of_utilities_knows_its_columns(run, folder, option):
     assert "column 'customer' holds" in err
 
 
+@pytest.mark.parametrize("option", ["--costs", "--utility"])
+@pytest.mark.parametrize(
+    ("cell", "by", "message"),
+    [
+        ("", "", "no such file"),
+        ("dog,2,0", "dog,,0", "table.csv line 3, column 'cat': '' is not a number"),
+        ("dog,2,0", "dog,60 EUR,0", "table.csv line 3, column 'cat': '60 EUR' is not a number"),
+        ("dog,2,0", "dgo,2,0", "no column for the class 'dgo'; it has .* line begins with its true .* mean 'dog'"),
+        ("newt,9,3,0", "newt,9,3,0\nask,1,1,1", "table.csv: more.* has no column for the class 'ask'"),  # transposed
+    ],
+)
+def test_a_wrong_table_of_utilities_is_named_beside_other_columns(run, folder, option, cell, by, message):
+    frame = pandas.read_csv("test.csv").assign(patient=[f"h{i}" for i in range(400)])
+    frame.to_csv("more.csv", index=False)
+    frame.to_parquet("more.parquet")
+    if cell:
+        (folder / "table.csv").write_text("true,cat,dog,newt\ncat,0,1,1\ndog,2,0,1\nnewt,9,3,0\n".replace(cell, by))
+    for command, file in (("decide", "more.csv"), ("evaluate", "more.parquet")):
+        code, _, err = run(command, file, option, "table.csv")
+        assert code == 2
+        assert re.search(f"^rfdlc: .*table.csv.*{message.removeprefix('table.csv')}", " ".join(err.split())), err
+
+
 @pytest.fixture
 def lacking(folder):
     """The table of utilities without the row of newt, which is rare: no probability of it is above 1%."""
@@ -415,7 +438,9 @@ def test_decisions_and_costs_without_class_names_are_no_input(run, folder):
     run("decide", "test.csv", "-u", "U.csv", "-o", "decided.csv")
     assert "these are decisions: give the file of probabilities" in run("evaluate", "decided.csv")[2]
     (folder / "bare.csv").write_text("cat,dog,newt\n0,1,1\n2,0,1\n9,2,0\n")
-    assert "bare.csv: lines have no true class" in run("decide", "test.csv", "--costs", "bare.csv")[2]
+    err = run("decide", "test.csv", "--costs", "bare.csv")[2]
+    assert "bare.csv: test.csv has no column for the class '0', '2', '9'" in err
+    assert "each line begins with its true class" in err
 
 
 def test_a_table_with_the_wrong_sign_is_told(run, folder):

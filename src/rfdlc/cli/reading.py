@@ -1,6 +1,7 @@
 """What options name by files or words: classes, class priors, utilities, experts, and deciders of folders."""
 
 import csv
+import os
 import re
 import warnings
 from collections import Counter
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import rfdlc
-from rfdlc.errors import InputError, expect, listing, suggestion
+from rfdlc.errors import InputError, expect, listing, repeated, suggestion
 from rfdlc.files import read_json
 from rfdlc.tables import is_table
 
@@ -115,11 +116,7 @@ def read_utility(
     allowed = penalty is None or spec == "tail-sensitive"
     expect(allowed, f"penalty {penalty} is for the utility tail-sensitive, not for {spec}: leave it out")
     if spec not in BUILDERS:
-        kind, others = ("costs", "") if costs else ("utility", f" or one of {listing(BUILDERS)}")
-        expect(Path(spec).is_file(), f"{kind} {spec!r}: no such file; expected a CSV file{others}")
-        hint = "as `rfdlc utility new` writes one (a saved decider is given with --decider)"
-        expect(Path(spec).suffix.lower() not in _NO_TABLES, f"utility {spec!r}: expected a CSV file, {hint}")
-        table = rfdlc.Utility.read_csv(spec, classes)
+        table = read_table(spec, costs, classes)
         utility = rfdlc.Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
         _warn_of_sign(spec, utility, costs)
         return utility
@@ -130,6 +127,15 @@ def read_utility(
     needs = "utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count"
     expect(classes.counts is not None, needs)
     return rfdlc.Utility.tail_sensitive(classes, -1.0 if penalty is None else penalty)
+
+
+def read_table(spec: str, costs: bool, classes: "rfdlc.Classes | None" = None) -> "rfdlc.Utility":
+    """The numbers of a CSV file of utilities or `costs` as they are."""
+    kind, others = ("costs", "") if costs else ("utility", f" or one of {listing(BUILDERS)}")
+    expect(Path(spec).is_file(), f"{kind} {spec!r}: no such file; expected a CSV file{others}")
+    hint = "as `rfdlc utility new` writes one (a saved decider is given with --decider)"
+    expect(Path(spec).suffix.lower() not in _NO_TABLES, f"{kind} {spec!r}: expected a CSV file, {hint}")
+    return rfdlc.Utility.read_csv(spec, classes)
 
 
 def _warn_of_sign(spec: str, utility: "rfdlc.Utility", costs: bool) -> None:
@@ -213,6 +219,18 @@ def known_places(texts: Sequence[str], classes: "rfdlc.Classes", where: str, ski
     expect(skip, f"{told}: {which}; leave them out with --skip-unknown, or correct the labels{near}")
     warnings.warn(f"{told}, and were left out: {which}", stacklevel=2)
     return [place for place, text in enumerate(texts) if text in names]
+
+
+def rows_of(ids: list[str], cells: list[str], told: str) -> list[int]:
+    """The row of each id, as it is or by the name of the file."""
+    for part in (str, os.path.basename):
+        known, names = [part(name) for name in ids], [part(name) for name in cells]
+        row_of = {name: row for row, name in enumerate(names)}
+        absent = [name for name in known if name not in row_of]
+        if not absent and len(row_of) == len(names) and len({*known}) == len({*ids}):
+            return [row_of[name] for name in known]
+    wrong = f"{listing(absent or repeated(names) or repeated(known), 3)} {'has none' if absent else 'has several'}"
+    raise InputError(f"{told}; {wrong}")
 
 
 def folder_decider(path: Path) -> "rfdlc.Decider | None":

@@ -1,9 +1,7 @@
 """The options that commands share, and what they ask for: a utility, or predictions and a decider."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, wraps
 from inspect import Parameter, Signature, signature
@@ -15,7 +13,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli import reading
 from rfdlc.cli.fitting import check_sets, with_deferral, with_sets
-from rfdlc.errors import InputError, are, choose, counted, expect, listing, repeated
+from rfdlc.errors import are, choose, counted, expect, listing, repeated, suggestion
 from rfdlc.files import runs_inside
 from rfdlc.tables import is_table, open_table
 
@@ -197,17 +195,22 @@ class Request(UtilityRequest):
 
     def load(self, file: Path, classes: "rfdlc.Classes | None", columns: Sequence[str] = ()) -> "rfdlc.Predictions":
         """Predictions; columns of a table that are not classes are ignored where the options name the classes."""
-        named = self.named_classes(open_table(file).names) if classes is None and is_table(file) else None
+        named = self.named_classes(open_table(file).names, file) if classes is None and is_table(file) else None
         others = "" if named is None else self.names_classes
         options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": columns}
         return rfdlc.Predictions.load(file, classes or named, **options)
 
-    def named_classes(self, columns: Sequence[str]) -> "rfdlc.Classes | None":
-        """Those of a saved decider; or of a table of utilities if all of them have a column, in the order of these."""
+    def named_classes(self, columns: Sequence[str], where: object) -> "rfdlc.Classes | None":
+        """Those of a saved decider, or of a table of utilities in the order of the columns; `where` has these."""
         if self.saved_decider is not None:
             return rfdlc.Classes(self.saved_decider.utility.classes.names)
         names = self.utility_names
-        return rfdlc.Classes(tuple(filter(names.__contains__, columns))) if names and names <= {*columns} else None
+        absent = [name for name in names if name not in columns]
+        hint = suggestion(absent[0], {*columns} - {*names}) if absent else ""
+        told = f"{self.names_classes}: {where} has no column for the class {listing(map(repr, absent))}; it has "
+        fix = "correct one of the two; in a table of costs or utilities each line begins with its true class"
+        expect(not absent, f"{told}{listing(columns)}: {fix}{hint}")
+        return rfdlc.Classes(tuple(filter({*names}.__contains__, columns))) if names else None
 
     @property
     def names_classes(self) -> str:
@@ -215,13 +218,11 @@ class Request(UtilityRequest):
         return f"the utility of {self.decider}" if self.decider else str(self.costs or self.utility)
 
     @cached_property
-    def utility_names(self) -> frozenset[str]:
+    def utility_names(self) -> tuple[str, ...]:
         """The classes of a table of utilities, read once; none if there is no such table."""
-        table = str(self.costs or self.utility)
-        if table not in reading.BUILDERS and Path(table).is_file():
-            with warnings.catch_warnings(action="ignore"), suppress(InputError):  # told when the utility is made
-                return frozenset(rfdlc.Utility.read_csv(table).classes.names)
-        return frozenset()
+        table = str(self.costs or self.utility or reading.BUILDERS[0])
+        with warnings.catch_warnings(action="ignore"):  # these are shown when the utility is made
+            return () if table in reading.BUILDERS else reading.read_table(table, self.costs is not None).classes.names
 
     @cached_property
     def saved_decider(self) -> "rfdlc.Decider | None":
@@ -347,7 +348,7 @@ class LabelledRequest(Request):
         told = f"expected columns id (or path) and target; it has {listing(named)}: rename those that are meant, "
         told += "or name the class column by --target"
         expect(key in cells and (target or (wanted and predictions.targets is not None)), f"{self.labels}: {told}")
-        rows = _rows_of(known, cells[key], f"{self.labels}: expected one row for each id of {file}")
+        rows = reading.rows_of(known, cells[key], f"{self.labels}: expected one row for each id of {file}")
         predictions.columns |= {name: [named[name][row] for row in rows] for name in wanted}
         if target:
             empty = [f"row {row + 1} ({cells[key][row]})" for row in rows if not cells[target][row]]
@@ -358,18 +359,6 @@ class LabelledRequest(Request):
             predictions = predictions if len(kept) == len(texts) else predictions.take(np.array(kept))
             predictions.targets = encode_targets([texts[place] for place in kept], predictions.classes)
         return predictions, decider
-
-
-def _rows_of(ids: list[str], cells: list[str], told: str) -> list[int]:
-    """The row of each id, as it is or by the name of the file."""
-    for part in (str, os.path.basename):
-        known, names = [part(name) for name in ids], [part(name) for name in cells]
-        row_of = {name: row for row, name in enumerate(names)}
-        absent = [name for name in known if name not in row_of]
-        if not absent and len(row_of) == len(names) and len({*known}) == len({*ids}):
-            return [row_of[name] for name in known]
-    wrong = f"{listing(absent or repeated(names) or repeated(known), 3)} {'has none' if absent else 'has several'}"
-    raise InputError(f"{told}; {wrong}")
 
 
 def data_options(pairs: Iterable[str]) -> dict[str, str]:
