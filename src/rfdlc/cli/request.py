@@ -194,9 +194,10 @@ class Request(UtilityRequest):
         return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
 
     def load(self, file: Path, classes: "rfdlc.Classes | None", columns: Sequence[str] = ()) -> "rfdlc.Predictions":
-        """Predictions; columns of a table that are not classes are ignored where the options name the classes."""
+        """Predictions; columns of a table that are not classes are ignored where options or a run name the classes."""
         named = self.named_classes(open_table(file).names, file) if classes is None and is_table(file) else None
-        others = "" if named is None else self.names_classes
+        given = f"--classes {self.classes}" if self.classes else "" if classes is None else "the classes of the run"
+        others = given if named is None else self.names_classes
         options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": columns}
         return rfdlc.Predictions.load(file, classes or named, **options)
 
