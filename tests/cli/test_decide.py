@@ -221,6 +221,25 @@ def test_a_saved_decider_decides_alike(run, folder):
     assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text()
 
 
+def test_a_saved_calibration_is_not_replaced(run, folder):
+    run("decide", "test.csv", "-u", "U.csv", "--calibrate", "val.csv", "-o", "a.csv", "--save-decider", "d.json")
+    for command in ("decide", "evaluate"):
+        code, out, err = run(command, "test.csv", "--decider", "d.json", "--calibrate", "val.csv")
+        assert (code, out) == (2, "")
+        told = "--decider d.json is calibrated, and --calibrate val.csv would replace that: give one of the two"
+        assert told in " ".join(err.split())
+    Decider(Utility.read_csv("U.csv")).save("plain.json")  # nothing is lost
+    run("decide", "test.csv", "--decider", "plain.json", "--calibrate", "val.csv", "-o", "b.csv")
+    assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text()
+
+
+def test_files_that_are_not_deciders_are_told(run, folder):
+    err = " ".join(run("decide", "test.csv", "--decider", "U.csv")[2].split())
+    assert err.startswith("rfdlc: U.csv: cannot be read as a decider")
+    assert "expected a JSON file of `--save-decider`" in err
+    assert "rfdlc: none.json: no such file: expected a JSON" in run("decide", "test.csv", "--decider", "none.json")[2]
+
+
 def test_a_saved_decider_knows_its_columns(run, folder):
     run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json", "-o", "a.csv")
     lines = (folder / "test.csv").read_text().splitlines()
@@ -459,6 +478,10 @@ def test_costs_are_shown_as_costs(run, folder):
     plain = [json.loads(run(*words, "--json")[1]) for words in (("evaluate", *other), ("compare", "test.csv", *other))]
     assert not any("mean_cost" in each for each in plain)
     assert "mean utility" in run("evaluate", *other)[1]
+    (folder / "typo.csv").write_text("true,cat,dog,newtt\ncat,0,1,1\ndog,2,0,1\nnewt,9,2,0\n")
+    code, out, err = run("decide", "test.csv", "--costs", "typo.csv")
+    assert (code, "did you mean 'newt'?" in " ".join(err.split())) == (0, True)
+    assert "Mean expected cost " in out
 
 
 def test_the_interval_of_an_estimated_prior_is_of_costs_too(run, folder):

@@ -235,6 +235,9 @@ class Request(UtilityRequest):
         fits, files = self.calibrate or not (self.calibration or self.balanced), len(self.calibrate or ())
         expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, too (--calibrate FILE)")
         expect(files < 2, f"--calibrate is given {files} times: expected one file for the one input")
+        if self.calibrate and self.saved_decider is not None:
+            told = f"--decider {self.decider} is calibrated, and --calibrate {self.calibrate[0]} would replace that"
+            expect(self.saved_decider.fitted is None, f"{told}: give one of the two")
         check_sets(self.sets, self.coverage, self.set_size)
         return None if self.classes is None else reading.read_classes(self.classes)
 
