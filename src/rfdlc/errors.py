@@ -48,7 +48,9 @@ def choose(what: str, given: str, allowed: Iterable[str]) -> str:
 def suggestion(given: str, allowed: Iterable[str]) -> str:
     """`; did you mean 'x'?` for a near miss, or a longer name with all of what was given; otherwise nothing."""
     text, names = str(given), [*allowed]  # what is given may be anything
-    longer = [name for name in names if len(text) >= PART and text.lower() in str(name).lower()]
+    bare = text.strip().lower()
+    alike = [name for name in names if str(name).strip().lower() == bare]
+    longer = alike or [name for name in names if len(text) >= PART and bare in str(name).lower()]
     close = sorted(longer, key=len)[:1] or get_close_matches(text, names, n=1)
     if close and normalize("NFC", close[0]) == normalize("NFC", str(given)):
         return "; the two look alike, but their accents are encoded otherwise (Unicode NFC, NFD): write both alike"

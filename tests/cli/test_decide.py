@@ -240,6 +240,25 @@ def test_a_saved_decider_decides_alike(run, folder):
     assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text()
 
 
+def test_a_saved_calibration_is_not_replaced(run, folder):
+    run("decide", "test.csv", "-u", "U.csv", "--calibrate", "val.csv", "-o", "a.csv", "--save-decider", "d.json")
+    for command in ("decide", "evaluate"):
+        code, out, err = run(command, "test.csv", "--decider", "d.json", "--calibrate", "val.csv")
+        assert (code, out) == (2, "")
+        told = "--decider d.json is calibrated, and --calibrate val.csv would replace that: give one of the two"
+        assert told in " ".join(err.split())
+    Decider(Utility.read_csv("U.csv")).save("plain.json")  # nothing is lost
+    run("decide", "test.csv", "--decider", "plain.json", "--calibrate", "val.csv", "-o", "b.csv")
+    assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text()
+
+
+def test_files_that_are_not_deciders_are_told(run, folder):
+    err = " ".join(run("decide", "test.csv", "--decider", "U.csv")[2].split())
+    assert err.startswith("rfdlc: U.csv: cannot be read as a decider")
+    assert "expected a JSON file of `--save-decider`" in err
+    assert "rfdlc: none.json: no such file: expected a JSON" in run("decide", "test.csv", "--decider", "none.json")[2]
+
+
 def test_a_saved_decider_knows_its_columns(run, folder):
     run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json", "-o", "a.csv")
     lines = (folder / "test.csv").read_text().splitlines()
@@ -274,6 +293,70 @@ def test_a_table_of_utilities_knows_its_columns(run, folder, option):
     assert "column 'customer' holds" in err
 
 
+@pytest.mark.parametrize("option", ["--costs", "--utility"])
+@pytest.mark.parametrize(
+    ("cell", "by", "message"),
+    [
+        ("", "", "no such file"),
+        ("dog,2,0", "dog,,0", "table.csv line 3, column 'cat': '' is not a number"),
+        ("dog,2,0", "dog,60 EUR,0", "table.csv line 3, column 'cat': '60 EUR' is not a number"),
+        ("dog,2,0", "dgo,2,0", "no column for the class 'dgo'; it has .* line begins with its true .* mean 'dog'"),
+        ("newt,9,3,0", "newt,9,3,0\nask,1,1,1", "table.csv: more.* has no column for the class 'ask'"),  # transposed
+    ],
+)
+def test_a_wrong_table_of_utilities_is_named_beside_other_columns(run, folder, option, cell, by, message):
+    frame = pandas.read_csv("test.csv").assign(patient=[f"h{i}" for i in range(400)])
+    frame.to_csv("more.csv", index=False)
+    frame.to_parquet("more.parquet")
+    if cell:
+        (folder / "table.csv").write_text("true,cat,dog,newt\ncat,0,1,1\ndog,2,0,1\nnewt,9,3,0\n".replace(cell, by))
+    for command, file in (("decide", "more.csv"), ("evaluate", "more.parquet")):
+        code, _, err = run(command, file, option, "table.csv")
+        assert code == 2
+        assert re.search(f"^rfdlc: .*table.csv.*{message.removeprefix('table.csv')}", " ".join(err.split())), err
+
+
+def test_other_columns_are_ignored_wherever_classes_are_known(run, folder):
+    for name in ("test", "val"):
+        frame = pandas.read_csv(f"{name}.csv").assign(patient="h1", visit_day=3)
+        frame.to_csv(f"more-{name}.csv", index=False)
+    words = "--classes", "counts.csv", "--train-prior", "train", "--costs", "U.csv", "--json"
+    found = [json.loads(run("decide", f"{more}test.csv", *words)[1]) for more in ("", "more-")]
+    assert found[0] == found[1]
+    (folder / "run").mkdir()
+    Classes(NAMES).to_json("run/classes.json")
+    Predictions.load("test.csv", Classes(NAMES)).save("run/predictions.npz")
+    code, out, err = run("compare", "more-test.csv", "run", "--costs", "U.csv", "--json")
+    assert code == 0, err
+    assert {row["difference"] for row in json.loads(out)["differences"]} == {0}
+    frame = pandas.read_csv("more-test.csv")
+    decider, plain = Decider(Utility.read_csv("U.csv")), pandas.read_csv("test.csv")
+    assert (decider.decide(frame) == decider.decide(plain)).all()
+    loaded = Predictions.load("more-test.csv", classes=NAMES)
+    assert (decider.probabilities(loaded) == decider.probabilities(frame)).all()
+    frame.rename(columns={"newt": "Newt"}).to_csv("case.csv", index=False)
+    code, _, err = run("decide", "case.csv", "--classes", "counts.csv")
+    assert code == 2
+    assert "no column for class 'newt'; there are " in err
+    assert "or take the class out of --classes counts.csv; did you mean 'Newt'?" in err
+
+
+def test_a_class_that_a_decider_lacks_does_not_vanish_from_a_data_frame(folder, lacking):
+    decider = Decider(Utility.read_csv("lacking.csv"))
+    with pytest.raises(InputError, match=r"no class 'newt', but there is such a column, and rows sum to 1 only with"):
+        decider.decide(lacking)
+    lacking.loc[lacking.index[:3], "target"] = "newt"
+    with pytest.raises(InputError, match=r"no class 'newt', .* and true classes are called so"):
+        decider.decide(lacking)
+
+
+@pytest.mark.parametrize(("short", "written"), [("a", "A"), ("b", " b ")])
+def test_a_short_name_in_another_case_is_suggested(short, written):
+    frame = pandas.DataFrame([[0.5, 0.5, 1]], columns=[written, "other", "age"])
+    with pytest.raises(InputError, match=f"no column for class '{short}'; .* did you mean '{written}'"):
+        Decider(Utility([[1, 0], [0, 1]], [short, "other"])).decide(frame)
+
+
 @pytest.fixture
 def lacking(folder):
     """The table of utilities without the row of newt, which is rare: no probability of it is above 1%."""
@@ -304,7 +387,7 @@ def test_a_class_without_a_row_does_not_vanish(run, folder, lacking, command, ki
     assert code == 2, out
     by = "utility of d.json" if "d.json" in words else "lacking.csv"
     assert err.startswith(f"rfdlc: {name}: ")
-    assert f"{by} has no row for 'newt', but there is such a column" in err
+    assert f"{by}: no class 'newt', but there is such a column" in err
 
 
 def test_a_class_without_a_row_in_folders_of_tables(run, folder, lacking):
@@ -314,7 +397,7 @@ def test_a_class_without_a_row_in_folders_of_tables(run, folder, lacking):
     for words in (["decide", "lake", "-o", "out/"], ["evaluate", "lake/*.parquet"]):
         code, _, err = run(*words, "--costs", "lacking.csv")
         assert code == 2
-        assert "0.parquet: lacking.csv has no row for 'newt', but there is such a column" in err
+        assert "0.parquet: lacking.csv: no class 'newt', but there is such a column" in err
 
 
 def test_numbers_that_do_not_complete_probabilities_are_no_classes(run, folder, lacking):
@@ -414,6 +497,10 @@ def test_costs_are_shown_as_costs(run, folder):
     plain = [json.loads(run(*words, "--json")[1]) for words in (("evaluate", *other), ("compare", "test.csv", *other))]
     assert not any("mean_cost" in each for each in plain)
     assert "mean utility" in run("evaluate", *other)[1]
+    (folder / "typo.csv").write_text("true,cat,dog,newtt\ncat,0,1,1\ndog,2,0,1\nnewt,9,2,0\n")
+    code, out, err = run("decide", "test.csv", "--costs", "typo.csv")
+    assert (code, "did you mean 'newt'?" in " ".join(err.split())) == (0, True)
+    assert "Mean expected cost " in out
 
 
 def test_the_interval_of_an_estimated_prior_is_of_costs_too(run, folder):
@@ -434,7 +521,9 @@ def test_decisions_and_costs_without_class_names_are_no_input(run, folder):
     run("decide", "test.csv", "-u", "U.csv", "-o", "decided.csv")
     assert "these are decisions: give the file of probabilities" in run("evaluate", "decided.csv")[2]
     (folder / "bare.csv").write_text("cat,dog,newt\n0,1,1\n2,0,1\n9,2,0\n")
-    assert "bare.csv: lines have no true class" in run("decide", "test.csv", "--costs", "bare.csv")[2]
+    err = run("decide", "test.csv", "--costs", "bare.csv")[2]
+    assert "bare.csv: test.csv has no column for the class '0', '2', '9'" in err
+    assert "each line begins with its true class" in err
 
 
 def test_a_table_with_the_wrong_sign_is_told(run, folder):
@@ -531,7 +620,11 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["decide", "test.csv", "-o", "no/such/folder/a.csv"], "does not exist; create it first"),
         (["decide", "test.csv", "-o", "."], "cannot be written"),
         (["decide", "test.csv", "--logits", "--calibrate", "none.csv"], "none.csv: no such file"),
-        (["decide", "test.csv", "--classes", "a,b"], "is not a class"),
+        (
+            ["decide", "test.csv", "--classes", "a,b"],
+            "no column for class 'a', 'b'; there are dog, newt, cat, target, id: rename or add the column, or take the "
+            "class out of --classes a,b",
+        ),
         (["decide", "test.csv", "--classes", "latin.csv"], "save it as UTF-8 (in Excel: CSV UTF-8)"),
         (["decide", "test.csv", "--classes", "endless.csv"], "endless.csv: training count inf of class 'cat'"),
         (["decide", "test.csv", "--classes", "thousands.csv"], "count of 'cat': '12.000' could be read in two ways"),
@@ -799,7 +892,7 @@ def test_a_column_of_times_is_not_a_class(run, folder):
     known = run("evaluate", "test.csv", "--classes", "counts.csv")
     assert run("evaluate", "timed.csv", "--classes", "counts.csv")[:2] == known[:2]
     pandas.read_csv("test.csv").assign(tiem="2025-08-01 00:02:04").to_csv("timed.csv", index=False)
-    assert "column 'tiem' is not a class" in run("evaluate", "timed.csv", "--classes", "counts.csv")[2]
+    assert run("evaluate", "timed.csv", "--classes", "counts.csv")[:2] == known[:2]
 
 
 def test_tables_are_not_squeezed_where_there_is_no_terminal(run, folder, monkeypatch):

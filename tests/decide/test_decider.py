@@ -229,7 +229,7 @@ class TestWhatIsAccepted:
             ([[1, 0, 0], [0.5, 0.2, 0.2]], "row 1 of the probabilities sums to 0.9.*expected rows that sum to 1"),
             ([["a", "b", "c"]], "scores must be numbers"),
             ([[1, 0], [1, 0, 0]], "scores must be numbers"),
-            (pandas.DataFrame([[1, 0, 0]], columns=["cat", "dog", "newtt"]), "did you mean 'newt'"),
+            (pandas.DataFrame([[1, 0, 0]], columns=["cat", "dog", "newtt"]), "did you mean 'newtt'"),
             (pandas.DataFrame([[1, 0]], columns=["cat", "dog"]), "no column for class 'newt'"),
             (pandas.DataFrame([[1, 0, 0]], columns=["cat", "cat", "dog"]), "'cat' appears more than once"),
             (pandas.DataFrame([["x", 0, 0]], columns=["cat", "dog", "newt"]), "must be numbers"),

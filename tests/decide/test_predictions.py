@@ -191,7 +191,7 @@ def write(path, text):
         ("cat,dog,newt\n0.5,,0.2\n", "p.csv line 2, column 'dog': '' is not a number"),
         ("cat,dog,newt\n0.5,0.5\n", "p.csv line 2: 2 cells, expected 3"),
         ("cat,dog,dog\n1,0,0\n", "p.csv: column 'dog' appears more than once"),
-        ("cat,dog,nwet\n1,0,0\n", "p.csv: column 'nwet' is not a class.*did you mean 'newt'"),
+        ("cat,dog,nwet\n1,0,0\n", "p.csv: no column for class 'newt'; there are cat, dog, nwet: .*did you mean 'nwet'"),
         ("cat,dog\n1,0\n", "p.csv: no column for class 'newt'"),
         ("cat,dog,newt,target\n1,0,0,bird\n", "p.csv line 2: target 'bird' is not a class"),
         ("cat,dog,newt,target\n1,0,0,3\n", "p.csv line 2: target '3' is not a class"),

@@ -61,7 +61,7 @@ def prepare_lake(request: Request, lake: "Lake", keep: Sequence[str]) -> "rfdlc.
     from rfdlc.integrations.deciding import lake_prior
 
     classes = request.checked_classes()
-    named = None if classes else request.named_classes(lake.names)
+    named = None if classes else request.named_classes(lake.names, lake.source)
     if named is not None:
         check_first_rows(lake, named, request.names_classes)
     known = classes or named or _class_columns(lake, keep)

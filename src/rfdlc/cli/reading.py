@@ -117,11 +117,7 @@ def read_utility(
     allowed = penalty is None or spec == "tail-sensitive"
     expect(allowed, f"penalty {penalty} is for the utility tail-sensitive, not for {spec}: leave it out")
     if spec not in BUILDERS:
-        kind, others = ("costs", "") if costs else ("utility", f" or one of {listing(BUILDERS)}")
-        expect(Path(spec).is_file(), f"{kind} {spec!r}: no such file; expected a CSV file{others}")
-        hint = "as `rfdlc utility new` writes one (a saved decider is given with --decider)"
-        expect(Path(spec).suffix.lower() not in _NO_TABLES, f"utility {spec!r}: expected a CSV file, {hint}")
-        table = rfdlc.Utility.read_csv(spec, classes)
+        table = read_table(spec, costs, classes)
         utility = rfdlc.Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
         _warn_of_sign(spec, utility, costs)
         return utility
@@ -132,6 +128,15 @@ def read_utility(
     needs = "utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count"
     expect(classes.counts is not None, needs)
     return rfdlc.Utility.tail_sensitive(classes, -1.0 if penalty is None else penalty)
+
+
+def read_table(spec: str, costs: bool, classes: "rfdlc.Classes | None" = None) -> "rfdlc.Utility":
+    """The numbers of a CSV file of utilities or `costs` as they are."""
+    kind, others = ("costs", "") if costs else ("utility", f" or one of {listing(BUILDERS)}")
+    expect(Path(spec).is_file(), f"{kind} {spec!r}: no such file; expected a CSV file{others}")
+    hint = "as `rfdlc utility new` writes one (a saved decider is given with --decider)"
+    expect(Path(spec).suffix.lower() not in _NO_TABLES, f"{kind} {spec!r}: expected a CSV file, {hint}")
+    return rfdlc.Utility.read_csv(spec, classes)
 
 
 def _warn_of_sign(spec: str, utility: "rfdlc.Utility", costs: bool) -> None:

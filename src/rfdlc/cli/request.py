@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, wraps
 from inspect import Parameter, Signature, signature
@@ -14,7 +13,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli import reading
 from rfdlc.cli.fitting import check_sets, with_deferral, with_sets
-from rfdlc.errors import InputError, are, choose, counted, expect, listing, repeated
+from rfdlc.errors import are, choose, counted, expect, listing, repeated, suggestion
 from rfdlc.files import runs_inside
 from rfdlc.tables import is_table, open_table
 
@@ -27,10 +26,9 @@ CALIBRATORS = (
     "`prior-corrected-temperature`, `prior-corrected-power` or `matrix-scaling`."
 )
 CALIBRATE = "Held-out predictions with targets. Of several inputs: one for all but run folders, or one each, in order."
-TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, "
-TRAIN_PRIOR += "or a CSV with columns class,share (or class,count)."
-TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, "
-TARGET_PRIOR += "or a CSV with columns class,share (or class,count)."
+SHARES = "`a=0.9,b=0.1`, or a CSV with columns class,share (or class,count)."
+TRAIN_PRIOR = f"Class prior of the scores: `train` (the counts), `uniform` (after reweighting), {SHARES}"
+TARGET_PRIOR = f"Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), {SHARES}"
 NAME_OR_PATH = "A data set's name (`digits-lt`) or a path."
 Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATH)]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
@@ -199,19 +197,25 @@ class Request(UtilityRequest):
         return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
 
     def load(self, file: Path, classes: "rfdlc.Classes | None", columns: Sequence[str] = ()) -> "rfdlc.Predictions":
-        """Predictions; columns of a table that are not classes are ignored where the options name the classes."""
-        named = self.named_classes(open_table(file).names) if classes is None and is_table(file) else None
-        others = "" if named is None else self.names_classes
-        kept = (*columns, *([] if self.groups is None else [self.groups]))
+        """Predictions; columns of a table that are not classes are ignored where options or a run name the classes."""
+        named = self.named_classes(open_table(file).names, file) if classes is None and is_table(file) else None
+        given = f"--classes {self.classes}" if self.classes else "" if classes is None else "the classes of the run"
+        others = given if named is None else self.names_classes
+        kept = (*columns, *filter(None, [self.groups]))
         options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": kept}
         return reading.with_groups(rfdlc.Predictions.load(file, classes or named, **options), self.groups)
 
-    def named_classes(self, columns: Sequence[str]) -> "rfdlc.Classes | None":
-        """Those of a saved decider; or of a table of utilities if all of them have a column, in the order of these."""
+    def named_classes(self, columns: Sequence[str], where: object) -> "rfdlc.Classes | None":
+        """Those of a saved decider, or of a table of utilities in the order of the columns; `where` has these."""
         if self.saved_decider is not None:
             return rfdlc.Classes(self.saved_decider.utility.classes.names)
         names = self.utility_names
-        return rfdlc.Classes(tuple(filter(names.__contains__, columns))) if names and names <= {*columns} else None
+        absent = [name for name in names if name not in columns]
+        hint = suggestion(absent[0], {*columns} - {*names}) if absent else ""
+        told = f"{self.names_classes}: {where} has no column for the class {listing(map(repr, absent))}; it has "
+        fix = "correct one of the two; in a table of costs or utilities each line begins with its true class"
+        expect(not absent, f"{told}{listing(columns)}: {fix}{hint}")
+        return rfdlc.Classes(tuple(filter({*names}.__contains__, columns))) if names else None
 
     @property
     def names_classes(self) -> str:
@@ -219,13 +223,11 @@ class Request(UtilityRequest):
         return f"the utility of {self.decider}" if self.decider else str(self.costs or self.utility)
 
     @cached_property
-    def utility_names(self) -> frozenset[str]:
+    def utility_names(self) -> tuple[str, ...]:
         """The classes of a table of utilities, read once; none if there is no such table."""
-        table = str(self.costs or self.utility)
-        if table not in reading.BUILDERS and Path(table).is_file():
-            with warnings.catch_warnings(action="ignore"), suppress(InputError):  # told when the utility is made
-                return frozenset(rfdlc.Utility.read_csv(table).classes.names)
-        return frozenset()
+        table = str(self.costs or self.utility or reading.BUILDERS[0])
+        with warnings.catch_warnings(action="ignore"):  # these are shown when the utility is made
+            return () if table in reading.BUILDERS else reading.read_table(table, self.costs is not None).classes.names
 
     @cached_property
     def saved_decider(self) -> "rfdlc.Decider | None":
@@ -237,6 +239,9 @@ class Request(UtilityRequest):
         fits, files = self.calibrate or not (self.calibration or self.balanced), len(self.calibrate or ())
         expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, too (--calibrate FILE)")
         expect(files < 2, f"--calibrate is given {files} times: expected one file for the one input")
+        if self.calibrate and self.saved_decider is not None:
+            told = f"--decider {self.decider} is calibrated, and --calibrate {self.calibrate[0]} would replace that"
+            expect(self.saved_decider.fitted is None, f"{told}: give one of the two")
         check_sets(self.sets, self.coverage, self.set_size)
         return None if self.classes is None else reading.read_classes(self.classes)
 
@@ -317,7 +322,7 @@ class LabelledRequest(Request):
 
     def prepare(self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = ()) -> "Prepared":
         """With labels and `columns` of a file, matched by id: as it is, or by the file name where it is a path."""
-        columns = (*columns, *([self.groups] if self.groups is not None and is_table(file) else []))
+        columns = (*columns, *filter(None, [self.groups] if is_table(file) else []))
         names = open_table(file).names if columns and is_table(file) else ()
         group, source = reading.group_column(file) if columns and self.labels is None else ("", "")
         known = [*names, *([group] if group else [])]

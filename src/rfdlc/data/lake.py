@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from rfdlc.decide.classes import Classes, Indices
-from rfdlc.decide.predictions import Predictions, check_left_out
-from rfdlc.decide.scores import CHUNK_ROWS, KIND, class_columns, correction
+from rfdlc.decide.predictions import Predictions, numbers_in
+from rfdlc.decide.scores import CHUNK_ROWS, KIND, check_left_out, class_columns, correction
 from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.files import runs_inside
 from rfdlc.tables import PARQUET, SUFFIXES, bounded, check_names, matrix_of, open_table, reading
@@ -183,7 +183,7 @@ def check_first_rows(lake: Lake, classes: Classes, known: str) -> None:
         except InputError:  # told when all rows are read
             continue
         targets = map(str, batch.column("target").unique().to_pylist()) if "target" in others else ()
-        check_left_out([batch], beside, values, targets, f"{unit.file}: {known}")
+        check_left_out(numbers_in([batch], beside), beside, values, targets, f"{unit.file}: {known}")
 
 
 def is_lake(source: str) -> bool:

@@ -291,7 +291,8 @@ class Decider:
         try:
             return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{path}: cannot be read as a decider ({with_imports(error, file.parent)})") from None
+            why = f"cannot be read as a decider ({with_imports(error, file.parent)})"
+            raise InputError(f"{path}: {why if file.exists() else 'no such file'}{wording.DECIDER_FILE}") from None
 
     def __repr__(self) -> str:
         state, actions = self.fitted or "not calibrated", len(self.utility.actions)

@@ -1,9 +1,9 @@
 """Predictions: scores of a model for some samples, with their targets and ids; saved without pickle."""
 
 import json
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
 from rfdlc.decide.priors import as_groups
-from rfdlc.decide.scores import BOOK_KEEPING, KIND, Scores, as_scores, class_columns, column_order, correction
+from rfdlc.decide.scores import (
+    BOOK_KEEPING,
+    GIVEN,
+    KIND,
+    Scores,
+    as_scores,
+    check_left_out,
+    class_columns,
+    column_order,
+    correction,
+    is_index,
+)
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import OBJECTS, array_of, open_npz, parse_json, runs_inside
 from rfdlc.tables import SUFFIXES, CsvFile, open_table, parquet_files, read_numbers
@@ -38,7 +49,6 @@ UNNAMED = (
     "; if the classes have names, give these in the order of the columns (classes=[...], Utility(matrix, [...]), "
     "--classes a,b,c) or as the names of the columns"
 )
-EXACT, ROUNDING = 1e-5, 0.02  # sums of rows differ from 1 by the format of numbers, and by rounding to two decimals
 
 
 class Predictions:
@@ -169,8 +179,8 @@ class Predictions:
         `corrected ...` for those that are calibrated and corrected). An .npz file has `logits` or `probabilities`,
         and optionally `targets`, `ids`, `groups` and `classes`. The argument `classes` supplies counts and groups of
         classes. `logits` says that a table holds logits; in an .npz file the array's name says so. Columns that are not
-        among `classes` are ignored if `others` says what names these, such as a table of costs (a class that it lacks
-        raises), and with `columns`, those to keep as text in `.columns`.
+        among `classes` are ignored, unless they must be a class; errors call what names the classes `others`, such as a
+        table of costs. `columns` are those to keep as text in `.columns`.
         """
         path = _in_folder(Path(path))
         reader = _from_table if path.is_dir() else _READERS.get(path.suffix.lower())
@@ -209,8 +219,8 @@ def encode_targets(targets: ArrayLike, classes: Classes, what: str = "target") -
     try:
         return classes.encode(array.astype(str) if array.dtype.kind == "O" else array, what)
     except InputError as error:
-        by_number, odd = any(map(_is_index, classes.names)), text and all(map(_is_index, array.reshape(-1)))
-        hint = UNNAMED if text and all(map(_is_index, classes.names)) else NUMBERED if odd and not by_number else ""
+        by_number, odd = any(map(is_index, classes.names)), text and all(map(is_index, array.reshape(-1)))
+        hint = UNNAMED if text and all(map(is_index, classes.names)) else NUMBERED if odd and not by_number else ""
         raise InputError(f"{error}{hint}") from None
 
 
@@ -230,7 +240,7 @@ def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indi
 
 def _names_or_places(numbers: NDArray[Any], names: Iterable[str]) -> NDArray[Any]:
     """Whole numbers as text, where classes are called by numbers."""
-    return numbers.astype(str) if any(map(_is_index, names)) else numbers
+    return numbers.astype(str) if any(map(is_index, names)) else numbers
 
 
 def readable_ids(ids: Iterable[str]) -> NDArray[np.str_]:
@@ -245,38 +255,17 @@ def _numbers(given: ArrayLike | None, what: str) -> NDArray[np.float64] | None:
         raise InputError(f"{what} must be numbers, one per sample ({error})") from None
 
 
-def _is_index(value: Any) -> bool:
-    return str(value).lstrip("-").isdecimal()
-
-
-def check_left_out(
-    batches: Iterable[Any], columns: Sequence[str], scores: NDArray[Any], targets: Iterable[str], known: str
-) -> None:
-    """Raise for columns of classes that `known` lacks: true ones, or the rest of rows that do not sum to 1."""
+def numbers_in(batches: Iterable[Any], names: Sequence[str]) -> Callable[[str], NDArray[np.float64]]:
+    """A column as numbers, by its name; the batches are read when the first one is asked for."""
     from pyarrow import Table
-    from scipy.optimize import nnls
 
-    found, why = {text for text in targets if not _is_index(text)} & {*columns}, "true classes are called so"
-    short, numbers = 1 - scores.sum(axis=1, dtype=np.float64), dict[str, NDArray[np.float64]]()
-    if columns and not found and (scores >= 0).all() and (np.abs(short) > EXACT).any():
-        table = Table.from_batches([batch.select(columns) for batch in batches])
-        for name in columns:
-            with suppress(ValueError, NotImplementedError):  # of pyarrow: it does not hold numbers
-                own = table[name].cast("float64").to_numpy()
-                if ((own >= 0) & (own <= np.maximum(short, 0) + ROUNDING)).all():
-                    numbers[name] = own
-        weights = nnls(np.stack([*numbers.values()], axis=1), short)[0] if numbers else ()
-        rest = [name for name, weight in zip(numbers, weights, strict=True) if weight > 0.5]
-        explained = 2 * np.abs(short - sum(map(numbers.__getitem__, rest))).sum() < np.abs(short).sum()
-        found, why = {*rest} if explained else set(), "rows sum to 1 only with its probabilities"
-    fix = "add it, or remove the column and divide the other probabilities of each row by their sum"
-    names = listing(repr(name) for name in columns if name in found)
-    expect(not found, f"{known} has no row for {names}, but there is such a column, and {why}: {fix}")
+    table = cache(lambda: Table.from_batches([batch.select(names) for batch in batches]))
+    return lambda name: table()[name].cast("float64").to_numpy()
 
 
 def _from_table(path: Path, classes: Classes | None, logits: bool, others: str, columns: Sequence[str]) -> Predictions:
-    """Columns but `id` and `target` are classes, unless `others` are allowed; without `classes`, in their order."""
-    file = open_table(path)
+    """Columns but `id` and `target` are classes, in their order, unless `classes` are given, of what `others` names."""
+    file, known_by = open_table(path), "" if classes is None else others or GIVEN
     unnamed = f"column {[*file.names, ''].index('') + 1} has no name: expected the name of a class, id or target"
     expect("" not in file.names, f"{unnamed}; leave an index out (index=False), or call it id")
     if classes is None:
@@ -284,7 +273,7 @@ def _from_table(path: Path, classes: Classes | None, logits: bool, others: str, 
         few = f"the class columns are {listing(names) or 'none'}: expected one column per class, named after it"
         expect(len(names) > 1, f"{few}; for two classes with one probability add the other one (1 - p)")
         classes = Classes(tuple(names))
-    column_order(file.names, classes, str(path), others=bool(others or columns))
+    column_order(file.names, classes, str(path), known_by)
     # A class may be called id, as Indonesian is among languages.
     texts = [n for n in file.names if n in columns or (n in (*BOOK_KEEPING, KIND) and n not in classes.names)]
     try:
@@ -295,9 +284,9 @@ def _from_table(path: Path, classes: Classes | None, logits: bool, others: str, 
         if {"action", "runner_up"} <= {*file.names}:
             hint = "; these are decisions: give the file of probabilities that they were made from"
         raise InputError(f"{error}{hint if 'column' in str(error) else ''}") from None
-    if others:
+    if known_by:
         beside = [name for name in class_columns(file.names) if name not in classes.names]
-        check_left_out(file.batches(), beside, values, found.get("target", ()), others)
+        check_left_out(numbers_in(file.batches(), beside), beside, values, found.get("target", ()), known_by)
     kind, known = "logits" if logits else "probabilities", {"targets": found.get("target"), "ids": found.get("id")}
     try:
         loaded = Predictions(**{kind: values}, **known, classes=classes, corrected=correction(found.get(KIND, ())))

@@ -1,7 +1,8 @@
 """Scores: probabilities or logits of any model as one checked array (M particles, N samples, C classes)."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +24,8 @@ DETAILS = ("reason", "set", "set_size")  # nor these, beside those two
 LOGGED = ("time", "decider")  # nor these of a log of decisions
 KIND, CORRECTED, RAW = "rfdlc_scores", "corrected", "raw"  # a column that says what the probabilities are
 RESERVED = (*BOOK_KEEPING, *DECIDED, *DETAILS, *LOGGED, KIND)
+GIVEN = "the given classes (--classes)"
+EXACT, ROUNDING = 1e-5, 0.02  # sums of rows differ from 1 by the format of numbers, and by rounding to two decimals
 SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much, and by more where rounding explains it
 ROUNDED, MOST_LOST = (2, 3, 4), 0.5  # decimals of rounded probabilities, and the most that is explained by it
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
@@ -115,8 +118,12 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
     corrected, ids = "", None
     if hasattr(given, "columns"):
         names = list(given.columns)
-        order = column_order([str(name) for name in names], classes, "data frame")
+        texts = [str(name) for name in names]
+        order = column_order(texts, classes, "data frame")
         values = np.stack([_plain_array(given[names[i]]) for i in order], axis=1)
+        if beside := [name for name in class_columns(texts) if name not in classes.names]:
+            targets = map(str, given["target"]) if "target" in names and "target" not in classes.names else ()
+            check_left_out(lambda name: _plain_array(given[names[texts.index(name)]]), beside, values, targets, GIVEN)
         corrected = correction(given[KIND] if KIND in names else ())
         ids = np.asarray(given["id"]).astype(str) if "id" in names and "id" not in classes.names else None
     else:
@@ -160,26 +167,43 @@ def check_class_names(names: Sequence[str]) -> None:
     expect(not clash, f"a class is called {clash}, as a column of tables of predictions is: {fix}")
 
 
-def column_order(columns: list[str], classes: Classes, where: str, *, others: bool = False) -> list[int]:
-    """The position of each class among the columns.
-
-    Unless `others` are allowed, the rest must be columns that tables of predictions have, such as `id` and `time`.
-    """
-    doubled, known = repeated(columns), {*classes.names}
+def column_order(columns: list[str], classes: Classes, where: str, known: str = GIVEN) -> list[int]:
+    """The position of each class of `known` among the columns, which may be more."""
+    doubled = repeated(columns)
     expect(not doubled, f"{where}: column {listing(map(repr, doubled))} appears more than once; names must differ")
     place = {name: i for i, name in enumerate(columns)}
     missing = [name for name in classes.names if name not in place]
-    unknown = [] if others else [name for name in class_columns(columns) if name not in known | {*RESERVED}]
-    if unknown:
-        hint = suggestion(unknown[0], missing or classes.names)
-        raise InputError(
-            f"{where}: column {unknown[0]!r} is not a class; expected columns {listing(classes.names)} "
-            f"(and optionally {' and '.join(BOOK_KEEPING)}){hint}"
-        )
-    hint = suggestion(missing[0], set(columns) - known) if missing else ""
-    told = f"{where}: no column for class {listing(map(repr, missing))}; there are {listing(columns)}{hint}"
-    expect(not missing, told)
+    hint = suggestion(missing[0], {*columns} - {*classes.names}) if missing else ""
+    told = f"{where}: no column for class {listing(map(repr, missing))}; there are {listing(columns)}"
+    expect(not missing, f"{told}: rename or add the column, or take the class out of {known}{hint}")
     return [place[name] for name in classes.names]
+
+
+def check_left_out(
+    column: Callable[[str], Floats], names: Sequence[str], scores: Floats, targets: Iterable[str], known: str
+) -> None:
+    """Raise for columns of classes that `known` lacks: true ones, or the rest of rows that do not sum to 1."""
+    found, why = {text for text in targets if not is_index(text)} & {*names}, "true classes are called so"
+    short, numbers = 1 - scores.sum(axis=1, dtype=np.float64), dict[str, Floats]()
+    if names and not found and (scores >= 0).all() and (np.abs(short) > EXACT).any():
+        from scipy.optimize import nnls
+
+        for name in names:
+            with suppress(ValueError, NotImplementedError):  # of pyarrow, too: it does not hold numbers
+                own = column(name)
+                if ((own >= 0) & (own <= np.maximum(short, 0) + ROUNDING)).all():
+                    numbers[name] = own
+        weights = nnls(np.stack([*numbers.values()], axis=1), short)[0] if numbers else ()
+        rest = [name for name, weight in zip(numbers, weights, strict=True) if weight > 0.5]
+        explained = 2 * np.abs(short - sum(map(numbers.__getitem__, rest))).sum() < np.abs(short).sum()
+        found, why = {*rest} if explained else set(), "rows sum to 1 only with its probabilities"
+    fix = "add it, or remove the column and divide the other probabilities of each row by their sum"
+    told = listing(repr(name) for name in names if name in found)
+    expect(not found, f"{known}: no class {told}, but there is such a column, and {why}: {fix}")
+
+
+def is_index(value: Any) -> bool:
+    return str(value).lstrip("-").isdecimal()
 
 
 def safe_log(scores: Floats, logits: bool = False) -> Floats:

@@ -262,9 +262,12 @@ class Utility:
 
     @cached_property
     def has_costs(self) -> bool:
-        """Whether these are costs with their sign changed: right decisions are worth 0, and nothing is worth more."""
-        own = self.class_action
-        right = (own >= 0).all() and not self.matrix[np.arange(len(own)), own].any()
+        """Whether these are costs with their sign changed: right decisions are worth 0, and nothing is worth more.
+
+        Classes that no action decides for, such as misspelt ones, have no right decision.
+        """
+        known = np.flatnonzero(self.class_action >= 0)
+        right = len(known) and not self.matrix[known, self.class_action[known]].any()
         return bool(right and self.matrix.max() <= 0 and self.matrix.any())
 
     @property

@@ -38,6 +38,7 @@ NOTHING_LEFT = (
     " (counted from 0) has all its probability on classes whose target prior is 0, so that nothing is left to "
     "decide from: give these classes a small share"
 )
+DECIDER_FILE = ": expected a JSON file of `--save-decider`, `Decider.save` or a run folder"
 NEEDS_SETS = (
     "this decider has no sets: fit them to held-out predictions (Decider.fit_sets; --sets macro --coverage 0.9 with "
     "--calibrate FILE), or answer with sets by expected utility (sets='u65', --sets u65)"
