@@ -7,6 +7,7 @@ import pytest
 
 from rfdlc import Classes, Decider, InputError, Utility
 from rfdlc.decide.evidence import STAKES, Evidence, PriorBets, mean_bets
+from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.monitor import (
     MISFIT,
     PRIOR,
@@ -165,7 +166,9 @@ def test_samples_that_calibrated_the_decider_are_a_fair_reference(seed):
     # What labels are compared with is still out of fold: the calibrator has seen them.
     realised = utility.matrix[y, same.actions]
     assert np.array_equal(reference.decisions.actions, same.actions)
-    assert reference.weights @ reference.realised < reference.weights @ realised
+    apart = out_of_fold(decider, *decider.read_labelled(held, y, logits=True))
+    assert np.array_equal(reference.realised, utility.matrix[y, decider.decide_probabilities(apart)])
+    assert not np.array_equal(reference.realised, realised)
 
 
 def test_unfamiliar_input_raises_an_alarm():
