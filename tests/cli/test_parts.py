@@ -192,6 +192,7 @@ def test_of_many_values_only_those_that_are_shown_take_time(run, frame, monkeypa
 def test_parts_of_tables_of_any_size_are_refused(run, frame, tmp_path):
     (tmp_path / "lake").mkdir()
     frame.drop(columns=["sex", "year"]).to_parquet("lake/a.parquet")
-    for words in (["--per-class"], ["--by", "sex"]):
+    for words in (["--per-class"], ["--by", "sex"], ["--groups", "sex"]):
         code, _, err = run("evaluate", "lake/*.parquet", *words)
-        assert (code, "--labels, --by and --per-class are for one file in memory" in err) == (2, True)
+        told = "--labels, --groups, --by and --per-class are for one file in memory: leave them out"
+        assert (code, told in err) == (2, True)

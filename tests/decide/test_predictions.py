@@ -326,3 +326,18 @@ def test_numbers_in_tables_are_no_positions_of_named_classes(tmp_path):
     assert evaluate(frame).accuracy == 1  # integers in Python are positions
     renamed = frame.rename(columns={"cat": "1", "dog": "0"})
     assert evaluate(renamed).accuracy == 0  # unless classes are called so
+
+
+def test_columns_of_dates_lists_and_texts_cannot_be_classes(tmp_path):
+    """Rows that are rounded look as if a class were left out: other columns are looked at, whatever they hold."""
+    frame = pandas.DataFrame({"a": [0.3, 0.333, 0.2], "b": [0.7, 0.666, 0.8]})
+    beside = {
+        "day": pandas.date_range("2026-01-01", periods=3),
+        "words": ["x", "y", "z"],
+        "boxes": [[1.0], [2.0], [3.0]],
+    }
+    frame.assign(**beside).to_parquet(tmp_path / "p.parquet")
+    loaded = Predictions.load(tmp_path / "p.parquet", classes=["a", "b"])
+    np.testing.assert_allclose(loaded.scores.values[0].sum(axis=1), 1, atol=0.01)
+    decider = Decider(Utility.one_hot(Classes(("a", "b"))))
+    assert decider.decide(loaded).tolist() == decider.decide(frame.assign(**beside)).tolist() == [1, 1, 1]

@@ -162,7 +162,8 @@ def evaluate(
     for text, pair in zip(rate or [], pairs, strict=True):
         expect(all(pair), f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
     if (lake := large_lake(file)) is not None:
-        expect(not (request.labels or by or per_class), "--labels, --by and --per-class are for one file in memory")
+        alone = "--labels, --groups, --by and --per-class are for one file in memory: leave them out"
+        expect(not (request.labels or request.groups or by or per_class), alone)
         evaluate_files(lake, request, pairs, uncertainty, json)
         return
     predictions, decider = request.prepare(Path(file), columns=by or ())

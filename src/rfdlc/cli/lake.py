@@ -44,7 +44,6 @@ def evaluate_files(lake: "Lake", request: Request, groups: Any, uncertainty: str
     """Evaluate from sums."""
     from rfdlc.integrations.evaluating import evaluate_lake
 
-    expect(request.groups is None, "--groups is for one file in memory")
     decider = prepare_lake(request, lake, ())
     found = evaluate_lake(lake, decider, logits=request.logits, groups=groups, uncertainty=uncertainty)
     output(json, found.to_dict() | {"decided_for": decider.decided_for}, found, found.promise, repr(decider))

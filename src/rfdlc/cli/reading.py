@@ -218,6 +218,7 @@ def with_groups(predictions: "rfdlc.Predictions", column: str | None) -> "rfdlc.
 
 
 def check_groups(predictions: "rfdlc.Predictions", column: str | None, told: str) -> None:
+    """Raise for predictions that have no groups, if a column was to name them."""
     fix = "give one with this column, or leave --groups out: then its samples count as independent"
     expect(column is None or predictions.groups is not None, f"{told}: no column {column!r} for --groups; {fix}")
 

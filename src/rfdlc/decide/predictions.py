@@ -256,11 +256,18 @@ def _numbers(given: ArrayLike | None, what: str) -> NDArray[np.float64] | None:
 
 
 def numbers_in(batches: Iterable[Any], names: Sequence[str]) -> Callable[[str], NDArray[np.float64]]:
-    """A column as numbers, by its name; the batches are read when the first one is asked for."""
-    from pyarrow import Table
+    """A column as numbers (others raise ValueError), by its name; batches are read when the first one is asked for."""
+    from pyarrow import ArrowNotImplementedError, Table
 
     table = cache(lambda: Table.from_batches([batch.select(names) for batch in batches]))
-    return lambda name: table()[name].cast("float64").to_numpy()
+
+    def numbers(name: str) -> NDArray[np.float64]:
+        try:
+            return table()[name].cast("float64").to_numpy()
+        except ArrowNotImplementedError as error:  # dates and lists are no numbers
+            raise ValueError(error) from None
+
+    return numbers
 
 
 def _from_table(path: Path, classes: Classes | None, logits: bool, others: str, columns: Sequence[str]) -> Predictions:

@@ -189,7 +189,7 @@ def check_left_out(
         from scipy.optimize import nnls
 
         for name in names:
-            with suppress(ValueError, NotImplementedError):  # of pyarrow, too: it does not hold numbers
+            with suppress(ValueError):  # it does not hold numbers
                 own = column(name)
                 if ((own >= 0) & (own <= np.maximum(short, 0) + ROUNDING)).all():
                     numbers[name] = own
