@@ -35,6 +35,7 @@ from rfdlc.training.tuning.planning import LONGEST, SHARE, STRONGER
 from rfdlc.training.tuning.trying import held_out_losses
 
 COMMON: dict[str, Any] = {"preset": "images", "target_prior": "uniform"}
+MOST = LONGEST * 100  # epochs of a training with a budget: the preset has 100
 FIELDS = (
     "data", "budget", "seed", "row", "accuracy", "tail", "nll", "ece", "epochs", "seconds", "share", "chosen",
     "hardware", "versions", "commit",
@@ -74,7 +75,7 @@ def tuned(source: str, root: str | None, budget: str, seed: int, more: dict[str,
         row = {"data": data.name, "budget": budget, "seed": seed, "row": "tune", "epochs": model.config.epochs}
         row |= {"seconds": f"{seconds:.1f}", "share": f"{spent[0] / model.config.budget:.2f}"}
         row |= {"chosen": " ".join(f"{name}={value}" for name, value in chosen["chosen"].items())}
-        length = round((1 + SHARE) * chosen["epochs"])
+        length = min(round((1 + SHARE) * chosen["epochs"]), MOST)
         alike = {**common, "epochs": length, "tune": "off", **chosen.get("trainings", {})}  # as a budget gives them
         return row | scores(Path(folder, "tune")), alike
 
@@ -127,8 +128,7 @@ def losses(source: str, root: str | None, seed: int, lengths: list[int], more: d
 
 def once(settings: dict[str, Any]) -> dict[str, Any]:
     """As many epochs in one training, as steps of the rate have it with a budget."""
-    most = round((1 + SHARE) * LONGEST * 100)  # the preset has 100 epochs
-    return {**settings, "refit": False, "warm_refit": False, "epochs": min(most, 2 * settings["epochs"])}
+    return {**settings, "refit": False, "warm_refit": False, "epochs": min(MOST, 2 * settings["epochs"])}
 
 
 def scores(folder: Path) -> dict[str, Any]:

@@ -153,6 +153,20 @@ def test_trials_cost_at_most_the_share(tmp_path, monkeypatch, length, more):
     assert len(plan["candidates"]) <= (2 if "tune" in more else 8)
 
 
+def test_trials_of_a_long_budget_are_at_most_their_share_of_what_is_used(tmp_path, monkeypatch):
+    """An hour has time for 36,000 epochs of .1 s; the longest training has 400, and its refit as many."""
+    monkeypatch.setattr(planning, "_measured", lambda *given: planning.Speed(0.1, 0.25, 0.0))
+    monkeypatch.setattr(trying, "held_out_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    plans = []
+    for budget in ("2m", "10m", "1h"):
+        assert tuned(tmp_path / budget, places(300), epochs=100, budget=budget).config.epochs == 400
+        plans.append(read(tmp_path / budget)["rungs"])
+    trained = [sum((len(rung["trials"]) - ("varies" in rung)) * rung["epochs"] for rung in rungs) for rungs in plans]
+    shares = [0.25 * epochs / (0.25 * epochs + 800) for epochs in trained]
+    assert 0.2 < shares[0] < 0.29 < shares[1] == shares[2] <= 0.3
+
+
 def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.51 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)

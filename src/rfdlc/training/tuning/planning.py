@@ -96,8 +96,11 @@ def _with_share(trainer: Trainer, run: Run, candidates: list[Settings], speed: S
     if config.budget:
         possible = SAFETY * (config.budget - speed.measured) / (speed.seconds * (1 + share))
         trainings = _trainings(trainer, run, possible)
-        length = epochs_of_each(config.replace(**trainings), possible)
-        work = SAFETY * max(0.0, share * config.budget - speed.measured) / (speed.seconds * speed.cost)
+        trained = config.replace(**trainings)
+        length = epochs_of_each(trained, possible)
+        in_time = SAFETY * max(0.0, share * config.budget - speed.measured) / speed.seconds
+        longest = share / (1 - share) * length * trained.trainings  # a budget may exceed what the training can use
+        work = min(in_time, longest) / speed.cost
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     varied = len(variations(trainer, run)) / 2  # in rungs: they train as long as its last two
     count, rungs = _rungs(len(candidates), work, least, varied, length)
