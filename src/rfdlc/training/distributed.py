@@ -86,8 +86,8 @@ class ProcessGroup:
 
     def average_(self, tensors: Sequence[Tensor]) -> None:
         """Replace floating-point tensors by their mean over all ranks; counters are equal on all ranks already."""
-        real = [tensor for tensor in tensors if tensor.is_floating_point()]
-        if not self.single and real:
+        real = [] if self.single else [tensor for tensor in tensors if tensor.is_floating_point()]
+        if real:
             self.all_reduce_(real)
             torch._foreach_div_(real, self.world_size)
 

@@ -181,13 +181,19 @@ class Epoch:
     rates: list[float]  # one per run
     seconds: float
     samples_per_second: float  # of all runs and processes
-    state: dict[str, Tensor]  # what continues the training beside the networks' own
+    stacked: dict[str, Tensor]  # what continues the training beside the networks' own, of all runs of the stack
+    place: tuple[int, int] = (0, 1)  # the run, and how many the stack has
 
     def of(self, run: int) -> "Epoch":
         """What it left of one run of the stack."""
         runs = len(self.losses)
-        state, speed = of_run(self.state, run, runs), self.samples_per_second / runs
-        return replace(self, losses=[self.losses[run]], rates=[self.rates[run]], samples_per_second=speed, state=state)
+        losses, rates, speed = [self.losses[run]], [self.rates[run]], self.samples_per_second / runs
+        return replace(self, losses=losses, rates=rates, samples_per_second=speed, place=(run, runs))
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Of the run: made when a checkpoint asks for it, as hundreds of views take longer than some steps."""
+        return of_run(self.stacked, *self.place)
 
 
 def epochs(

@@ -46,7 +46,7 @@ from rfdlc.training.step import check_sharding
 from rfdlc.training.tabular import check_table, fit_table, table_plan
 
 MAY_CHANGE = ("device", "workers", "compile", "execution", "parallel", "log")  # between the calls that train a run
-SECONDS_BETWEEN_CHECKPOINTS = 20.0  # an epoch may take a tenth of a second: writing after each would slow it down
+SECONDS_BETWEEN_CHECKPOINTS = 30.0  # an epoch may take a tenth of a second: writing after each would slow it down
 SECONDS_UNTIL_FILES_AGREE = 90
 SETTLED, WEAKENED = 100, 0.5  # after fewer epochs networks may be too certain, and a warm refit mends half of that
 ENOUGH_TO_LEARN = 10  # epochs, after which a loss above that of the first is worth a warning
