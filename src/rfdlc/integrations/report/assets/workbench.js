@@ -116,7 +116,7 @@ class Workbench {
     const run = this.runs[index];
     const counts = confusionCounts(run, result.actions, this.problem.actionCount);
     const found = decisionMetrics(run, result.actions, counts, this.U, this.problem);
-    found.metrics.ece = calibrationError(result.confidence, result.likeliest, run.targets);
+    found.metrics.ece = calibrationError(result.confidence, result.likeliest, run.targets, this.step);
     return { ...found, counts };
   }
 
