@@ -371,7 +371,7 @@ def matrix_of(batch: Any, names: Sequence[str], where: str, by_columns: bool = F
         column, told = batch.column(name), f"{where}: column {name!r}"
         if column.null_count:
             rows = (first + np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))).tolist()
-            raise BrokenRows(f"{told} has {len(rows)} empty cells, first in ", rows, " (counted from 0): fill them in")
+            raise BrokenRows(f"{told} has {len(rows)} empty cells, first in ", rows, ": fill them in")
         columns.append(column.to_numpy(zero_copy_only=False))
         expect(columns[-1].dtype.kind in "fiub", f"{told} holds {column.type}, not numbers")
     single = all(column.dtype == np.float32 for column in columns)

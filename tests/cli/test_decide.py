@@ -632,7 +632,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["decide", "test.csv", "--train-prior", "none"], "'none' is unknown: expected uniform, train, estimate"),
         (["decide", "test.csv", "--train-prior", "cat=1,cat=2,dog=1"], "training prior of 'cat' is given twice"),
         (["decide", "test.csv", "--calibration", "temperature"], "--calibrate FILE"),
-        (["evaluate", "bare.csv", "--calibrate", "half.csv"], "half.csv: row 0 of the probabilities sums to 0.5"),
+        (["evaluate", "bare.csv", "--calibrate", "half.csv"], "half.csv: line 2 of the probabilities sums to 0.5"),
         (
             ["decide", "test.csv", "-o", "a.xlsx"],
             "a.xlsx: cannot be written, expected .csv",
@@ -646,7 +646,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["decide", "test.csv", "--calibrate", "bare.csv"], "--calibrate bare.csv: has no true classes"),
         (["decide", "test.csv", "--costs", "none.csv"], "costs 'none.csv': no such file; expected a CSV file"),
         (["evaluate", "test.csv", "--rate", "cat"], "expected TRUE:DECIDED"),
-        (["evaluate", "half.csv"], "row 0 of the probabilities sums to 0.5"),
+        (["evaluate", "half.csv"], "line 2 of the probabilities sums to 0.5"),
         (["utility", "new", "x.csv", "-c", "nothing.json"], "no such file"),
         (["utility", "new", "x.csv", "-c", "a,nothing.csv"], "no such file"),
         (["utility", "new", "x.csv", "-c", "a,b", "-k", "magic"], "kind 'magic' is unknown"),

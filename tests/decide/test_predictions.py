@@ -198,8 +198,11 @@ def write(path, text):
         (",cat,dog,newt\n0,1,0,0\n", r"p.csv: column 1 has no name.*leave an index out \(index=False\), or call it id"),
         (
             "cat,dog,newt\n1,0,0\n0.5,0.5,0.3\n",
-            "p.csv: row 1 of the probabilities sums to 1.3.*; taken for classes: cat, dog, newt",
+            "p.csv: line 3 of the probabilities sums to 1.3.*; taken for classes: cat, dog, newt",
         ),
+        ("cat,dog,newt\n1,0,0\n\n1.2,0,-0.2\n", "p.csv: scores hold -0.2 in line 4, column 'newt': expected prob"),
+        ("cat,dog,newt\n1,0,0\n1,nan,0\n", "p.csv: scores hold nan in line 3, column 'dog': expected prob"),
+        ("cat,dog,newt\n97,2,1\n33,33,34\n", "p.csv: line 2 .* sums to 100: .* percentages: divide them by 100"),
     ],
 )
 def test_bad_csv(tmp_path, text, message):
@@ -243,7 +246,7 @@ def test_truncated_parquet(tmp_path):
 
 @pytest.mark.parametrize(
     ("column", "message"),
-    [(["x", "y"], "column 'newt' holds .*not numbers"), ([0.1, None], "1 empty .* in row 1 ")],
+    [(["x", "y"], "column 'newt' holds .*not numbers"), ([0.1, None], "1 empty .* in row 1:.*; rows count from 0")],
 )
 def test_parquet_without_numbers(tmp_path, column, message):
     pandas.DataFrame({"cat": P[:, 0], "dog": P[:, 1], "newt": column}).to_parquet(tmp_path / "p.parquet")

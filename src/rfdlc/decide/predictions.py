@@ -25,9 +25,9 @@ from rfdlc.decide.scores import (
     correction,
     is_index,
 )
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.files import OBJECTS, array_of, open_npz, parse_json, runs_inside
-from rfdlc.tables import SUFFIXES, CsvFile, open_table, parquet_files, read_numbers
+from rfdlc.tables import CSV, SUFFIXES, CsvFile, open_table, parquet_files, read_numbers
 
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
 KEYS = {
@@ -193,7 +193,7 @@ class Predictions:
             names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
             loaded.scores = loaded.scores.checked()  # raises for the first bad value
         except InputError as error:
-            told = str(error)
+            told = error.told(_place(path, error.rows[0])) if isinstance(error, BrokenRows) else str(error)
             raise InputError(f"{'' if told.startswith(f'{path}') else f'{path}: '}{told}{names}") from None
         return loaded
 
@@ -298,19 +298,23 @@ def _from_table(path: Path, classes: Classes | None, logits: bool, others: str, 
     try:
         loaded = Predictions(**{kind: values}, **known, classes=classes, corrected=correction(found.get(KIND, ())))
     except InputError as error:
-        raise InputError(f"{_where(file, found.get('target', ()), str(error))}{error}") from None
+        raise InputError(f"{_where(path, found.get('target', ()), str(error))}{error}") from None
     loaded.columns |= found
     return loaded
 
 
-def _where(file: Any, targets: Iterable[str], error: str) -> str:
+def _where(path: Path, targets: Iterable[str], error: str) -> str:
     """The line or row of a target that is not a class, if the error is about one."""
     place = next((i for i, text in enumerate(targets) if error.startswith(f"target {str(text)!r} is not")), None)
     if place is None:
         return ""
-    lines = islice(file.rows(), place, None) if isinstance(file, CsvFile) else iter(())
-    where = next((f"line {line}" for line, _ in lines), f"row {place} (counted from 0)")
-    return f"{file.path} {where}: " + "the true class is missing: " * error.startswith("target '' ")
+    return f"{path} {_place(path, place)}: " + "the true class is missing: " * error.startswith("target '' ")
+
+
+def _place(path: Path, row: int) -> str:
+    """A row of a table as its reader finds it."""
+    lines = islice(CsvFile(path).rows(), row, None) if path.suffix.lower() in CSV else iter(())
+    return next((f"line {line}" for line, _ in lines), f"row {row} (counted from 0)")
 
 
 def _from_npz(path: Path, classes: Classes | None, logits: bool, *_: Any) -> Predictions:

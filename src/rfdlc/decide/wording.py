@@ -35,7 +35,7 @@ IMPOSSIBLE = (
     "for; give it a positive training prior"
 )
 NOTHING_LEFT = (
-    " (counted from 0) has all its probability on classes whose target prior is 0, so that nothing is left to "
+    " has all its probability on classes whose target prior is 0, so that nothing is left to "
     "decide from: give these classes a small share"
 )
 DECIDER_FILE = ": expected a JSON file of `--save-decider`, `Decider.save` or a run folder"
