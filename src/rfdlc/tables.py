@@ -356,7 +356,7 @@ def read_numbers(
     for batch in track(file.batches(numbers), f"Reading {file.path.name}", file.path.stat().st_size // BLOCK_BYTES + 1):
         values.append(matrix_of(batch, numbers, str(file.path), first=sum(map(len, values))))
         for name, texts_of in words.items():
-            texts_of += [str(cell).strip() for cell in batch.column(name).to_pylist()]
+            texts_of += ["" if cell is None else str(cell).strip() for cell in batch.column(name).to_pylist()]
     expect(sum(map(len, values)), f"{file.path}: has column names but no rows: expected one row per sample")
     return np.concatenate(values), {name: np.array(cells) for name, cells in words.items()}
 

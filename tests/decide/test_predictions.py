@@ -344,3 +344,23 @@ def test_columns_of_dates_lists_and_texts_cannot_be_classes(tmp_path):
     np.testing.assert_allclose(loaded.scores.values[0].sum(axis=1), 1, atol=0.01)
     decider = Decider(Utility.one_hot(Classes(("a", "b"))))
     assert decider.decide(loaded).tolist() == decider.decide(frame.assign(**beside)).tolist() == [1, 1, 1]
+
+
+def test_tables_with_some_labels(tmp_path):
+    frame = pandas.DataFrame(P, columns=["cat", "dog", "newt"]).assign(target=[None, "newt"])
+    frame.to_csv(tmp_path / "p.csv", index=False)
+    loaded, decider = Predictions.load(tmp_path / "p.csv"), Decider(Utility.one_hot(["cat", "dog", "newt"]))
+    assert loaded.targets is None
+    assert len(decider.decide(loaded)) == len(P)
+    told = "1 of 2 samples have no label"
+    for use in (decider.fit, evaluate):
+        with pytest.raises(InputError, match=rf"{told}, first in row 0 .counted from 0.: .*skip_unknown=True"):
+            use(loaded)
+    with pytest.raises(InputError, match=rf"p.csv: {told}, first in line 2; leave them out with skip_unknown=True"):
+        Predictions.load(tmp_path / "p.csv", skip_unknown=False)
+    with pytest.warns(UserWarning, match=rf"{told}; they are left out"):
+        left = Predictions.load(tmp_path / "p.csv", skip_unknown=True)
+    assert (left.left_out, left.targets.tolist()) == (1, [2])
+    np.testing.assert_array_equal(left.scores.values[0], P[1:])
+    with pytest.raises(InputError, match=rf"{told}: leave them out .dropna"):
+        evaluate(frame, decider=decider)
