@@ -135,6 +135,11 @@ def readable(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
+def worth_in_words(costs: bool, *ends: float) -> str:
+    """A utility, or both ends of its interval: as costs with the sign changed."""
+    return " to ".join(map(readable, (0.0 - end for end in reversed(ends)) if costs else ends))
+
+
 def false_heads(o: "Outcomes", head_fractions: Sequence[float] = HEAD_FRACTIONS) -> dict[float, Array]:
     """Per head fraction, 1 for a tail sample decided as head, 0 for any other tail sample, NaN for a head sample.
 

@@ -17,6 +17,8 @@ function makeProblem(data) {
     regionOf: rank ? regionOfEach(regions, names.length) : null,
     headFractions: data.head_fractions,
     metrics: data.metrics,
+    worth: data.costs ? "cost" : "utility",
+    sign: data.costs ? -1 : 1, // costs are utilities with their sign changed
     actions: [],
     decidedClass: [],
     actionOf: names.map(() => -1),
