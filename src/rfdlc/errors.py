@@ -29,7 +29,11 @@ class BrokenRows(InputError):
         self.before, self.rows, self.after = before, rows, after
 
     def __str__(self) -> str:
-        return f"{self.before}row {self.rows[0]}{self.after}"
+        return f"{self.told(f'row {self.rows[0]}')}; rows count from 0"
+
+    def told(self, place: str) -> str:
+        """The message with another name of the place, such as its line."""
+        return f"{self.before}{place}{self.after}"
 
 
 def expect(condition: object, message: str) -> None:

@@ -356,7 +356,7 @@ def read_numbers(
     for batch in track(file.batches(numbers), f"Reading {file.path.name}", file.path.stat().st_size // BLOCK_BYTES + 1):
         values.append(matrix_of(batch, numbers, str(file.path), first=sum(map(len, values))))
         for name, texts_of in words.items():
-            texts_of += [str(cell).strip() for cell in batch.column(name).to_pylist()]
+            texts_of += ["" if cell is None else str(cell).strip() for cell in batch.column(name).to_pylist()]
     expect(sum(map(len, values)), f"{file.path}: has column names but no rows: expected one row per sample")
     return np.concatenate(values), {name: np.array(cells) for name, cells in words.items()}
 
@@ -371,7 +371,7 @@ def matrix_of(batch: Any, names: Sequence[str], where: str, by_columns: bool = F
         column, told = batch.column(name), f"{where}: column {name!r}"
         if column.null_count:
             rows = (first + np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))).tolist()
-            raise BrokenRows(f"{told} has {len(rows)} empty cells, first in ", rows, " (counted from 0): fill them in")
+            raise BrokenRows(f"{told} has {len(rows)} empty cells, first in ", rows, ": fill them in")
         columns.append(column.to_numpy(zero_copy_only=False))
         expect(columns[-1].dtype.kind in "fiub", f"{told} holds {column.type}, not numbers")
     single = all(column.dtype == np.float32 for column in columns)

@@ -165,20 +165,110 @@ def test_labels_of_unknown_classes_are_left_out_if_asked(run, folder):
     words = ("evaluate", "bare.csv", "-u", "U.csv", "--labels", "labels.csv")
     code, out, err = run(*words)
     assert (code, out) == (2, "")
-    told = "labels.csv: 4 of 400 samples have a class that is not in the predictions"
-    assert f"{told}: genet (3), cats (1); leave them out with --skip-unknown" in " ".join(err.split())
+    told = "labels.csv: target: 4 of 400 samples have a class that is not in the predictions: genet (3), cats (1)"
+    hint = "first in the row of test-3; leave them out with skip_unknown=True (--skip-unknown), or correct the labels"
+    assert f"{told}, {hint}" in " ".join(err.split())
     code, out, err = run(*words, "--skip-unknown", "--by", "sex", "--json")
-    assert (code, f"{told}, and were left out: genet (3), cats (1)" in " ".join(err.split())) == (0, True)
+    assert (code, f"{told}; they are left out" in " ".join(err.split())) == (0, True)
     found, left = json.loads(out), frame.drop(index=[3, 7, 50, 200])
     left.to_csv("left.csv", index=False)
     expected = json.loads(run("evaluate", "left.csv", "-u", "U.csv", "--json")[1])
     assert found["samples"] == expected["samples"] == 396
-    assert {name: found[name] for name in expected} == expected
+    assert (found["left_out"], expected["left_out"]) == (4, 0)
+    assert found == found | expected | {"left_out": 4}
     assert {name: part["samples"] for name, part in found["by"]["sex"].items()} == {"m": 198, "f": 198}
     code, out, err = run("compare", "bare.csv", "bare.csv", *words[4:], "--skip-unknown", "--json")
     assert (code, json.loads(out)["samples"]) == (0, 396)
-    code, _, err = run("evaluate", "test.csv", "--skip-unknown")
-    assert (code, "--skip-unknown is about classes in --labels FILE: give that, too" in err) == (2, True)
+
+
+@pytest.fixture
+def some_labels(folder):
+    """Predictions of which only some have labels, and those alone; and labels in a file of their own."""
+    for name in ("test", "val"):
+        frame = pandas.read_csv(f"{name}.csv")
+        frame[150:].to_csv(f"labelled-{name}.csv", index=False)
+        frame.loc[:149, "target"] = None
+        frame.to_csv(f"some-{name}.csv", index=False)
+        frame.to_parquet(f"some-{name}.parquet")
+        frame[["id", "target"]].to_csv(f"labels-{name}.csv", index=False)
+        frame.drop(columns="target").to_csv(f"bare-{name}.csv", index=False)
+    return folder
+
+
+def test_decide_needs_no_labels(run, some_labels):
+    expected = run("decide", "bare-test.csv", "-u", "U.csv", "--json")
+    assert expected[0] == 0
+    for file in ("some-test.csv", "some-test.parquet"):
+        assert run("decide", file, "-u", "U.csv", "--json") == expected
+    frame = pandas.read_csv("some-test.csv").assign(target="")
+    frame.to_csv("none.csv", index=False)
+    assert run("decide", "none.csv", "-u", "U.csv", "--json") == expected
+    code, _, err = run("evaluate", "none.csv")
+    assert (code, "none.csv: none of 400 samples has a label: expected its true class (or --labels" in err) == (2, True)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_samples_without_labels_are_left_out_if_asked(run, some_labels, ending):
+    file, held = f"some-test.{ending}", f"some-val.{ending}"
+    first = {"csv": "line 2", "parquet": "row 0 (counted from 0)"}[ending]
+    options = ("-u", "U.csv", "--json")
+    for words, wrong in (
+        (("evaluate", file), file),
+        (("compare", file, "labelled-test.csv"), file),
+        (("report", file), file),
+        (("mislabelled", file), file),
+        (("evaluate", "labelled-test.csv", "--calibrate", held), held),
+        (("decide", "test.csv", "--calibrate", held), held),
+    ):
+        code, out, err = run(*words, *options)
+        assert (code, out) == (2, "")
+        fix = "leave them out with skip_unknown=True (--skip-unknown), or fill them in"
+        assert f"{wrong}: 150 of 400 samples have no label, first in {first}; {fix}" in " ".join(err.split())
+    calibrated = ("--calibrate", held, "--skip-unknown", *options)
+    code, out, err = run("evaluate", file, *calibrated)
+    assert (code, f"{file}: 150 of 400 samples have no label; they are left out" in " ".join(err.split())) == (0, True)
+    found = json.loads(out)
+    expected = json.loads(run("evaluate", "labelled-test.csv", "--calibrate", "labelled-val.csv", *options)[1])
+    assert found == expected | {"left_out": 150}
+    assert json.loads(run("decide", file, *calibrated)[1])["samples"] == 400
+    compared = json.loads(run("compare", file, "labelled-test.csv", "--skip-unknown", "--json")[1])
+    assert {row["difference"] for row in compared["differences"]} == {0}
+    assert compared["left_out"] == {"some-test": 150, "labelled-test": 0}
+    reported = json.loads(run("report", file, "--skip-unknown", "--json", "--bootstrap", 0)[1])
+    assert [(own["samples"], own["left_out"]) for own in reported["runs"].values()] == [(250, 150)]
+
+
+def test_labels_of_a_file_may_be_empty_if_asked(run, some_labels):
+    words = ("evaluate", "bare-test.csv", "--labels", "labels-test.csv", "--json")
+    code, _, err = run(*words)
+    told = "labels-test.csv: target: 150 of 400 samples have no label, first in the row of test-0; leave them out"
+    assert (code, told in " ".join(err.split())) == (2, True)
+    found = json.loads(run(*words, "--skip-unknown")[1])
+    assert found == json.loads(run("evaluate", "labelled-test.csv", "--json")[1]) | {"left_out": 150}
+    full = json.loads(run("evaluate", "test.csv", "--json")[1])
+    pandas.read_csv("test.csv")[["id", "target"]].to_csv("all.csv", index=False)
+    assert json.loads(run("evaluate", "some-test.csv", "--labels", "all.csv", "--json")[1]) == full
+
+
+def test_unknown_classes_of_a_table_are_left_out_if_asked(run, folder):
+    frame = pandas.read_csv("test.csv")
+    frame.loc[[3, 50], "target"], frame.loc[[60], "target"] = "genet", None
+    frame.to_csv("odd.csv", index=False)
+    code, out, err = run("evaluate", "odd.csv", "--skip-unknown", "--json")
+    assert (code, json.loads(out)["left_out"]) == (0, 3)
+    assert "odd.csv: 1 of 400 samples have no label; they are left out" in " ".join(err.split())
+    assert "odd.csv: 2 of 400 samples have a class that is not in the predictions: genet (2)" in " ".join(err.split())
+
+
+def test_repeated_ids_are_named(run, folder):
+    frame = pandas.read_csv("test.csv")
+    frame.loc[[7, 8], "id"] = ["test-5", "test-6"]
+    frame.to_csv("twice.csv", index=False)
+    for command in ("decide", "evaluate"):
+        code, _, err = run(command, "twice.csv", "-u", "U.csv")
+        told = "twice.csv: 2 ids are in several rows (test-5, test-6), and each row counts: remove repeated rows"
+        assert (code, told in " ".join(err.split())) == (0, True)
+    assert "several rows" not in run("decide", "test.csv", "-u", "U.csv")[2]
 
 
 def test_the_column_of_labels_in_a_file_can_be_named(run, folder):
@@ -418,19 +508,24 @@ def test_a_table_of_utilities_lacks_a_class_of_the_predictions(run, folder, lack
 def test_wrong_targets_and_cells_are_named_by_their_line(run, folder):
     lines = (folder / "test.csv").read_text().splitlines()
     for name, cell, told in (
-        ("empty", "", "line 6: the true class is missing: target '' is not a class"),
-        ("unknown", "goshawk", "line 6: target 'goshawk' is not a class"),
+        ("empty", "", ": 1 of 400 samples have no label, first in line 6; leave them out with skip_"),
+        (
+            "unknown",
+            "goshawk",
+            ": 1 of 400 samples have a class that is not in the predictions: goshawk (1), first in line 6; ",
+        ),
     ):
         cells = lines[5].split(",")
         text = "\n".join([*lines[:2], *lines[2:5], ",".join([*cells[:3], cell, cells[4]]), *lines[6:]])
         (folder / f"{name}.csv").write_text(text)
         code, _, err = run("evaluate", f"{name}.csv")
         assert code == 2
-        assert err.startswith(f"rfdlc: {name}.csv {told}: expected one of dog, newt, cat")
+        assert err.startswith(f"rfdlc: {name}.csv{told}")
+        assert (run("decide", f"{name}.csv")[0], name) in ((0, "empty"), (2, "unknown"))
     frame = pandas.read_csv("test.csv")
     frame.loc[7, "target"] = "goshawk"
     frame.to_parquet("unknown.parquet")
-    assert "unknown.parquet row 7 (counted from 0): target 'goshawk'" in run("evaluate", "unknown.parquet")[2]
+    assert "unknown.parquet row 7 (counted from 0): target 'goshawk'" in run("decide", "unknown.parquet")[2]
     (folder / "cell.csv").write_text("\n".join([*lines[:3], f",{lines[3].split(',', 1)[1]}", *lines[4:]]))
     err = run("decide", "cell.csv")[2]
     assert err.startswith("rfdlc: cell.csv line 4, column 'dog': '' is not a number")
@@ -632,7 +727,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["decide", "test.csv", "--train-prior", "none"], "'none' is unknown: expected uniform, train, estimate"),
         (["decide", "test.csv", "--train-prior", "cat=1,cat=2,dog=1"], "training prior of 'cat' is given twice"),
         (["decide", "test.csv", "--calibration", "temperature"], "--calibrate FILE"),
-        (["evaluate", "bare.csv", "--calibrate", "half.csv"], "half.csv: row 0 of the probabilities sums to 0.5"),
+        (["evaluate", "bare.csv", "--calibrate", "half.csv"], "half.csv: line 2 of the probabilities sums to 0.5"),
         (
             ["decide", "test.csv", "-o", "a.xlsx"],
             "a.xlsx: cannot be written, expected .csv",
@@ -646,7 +741,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["decide", "test.csv", "--calibrate", "bare.csv"], "--calibrate bare.csv: has no true classes"),
         (["decide", "test.csv", "--costs", "none.csv"], "costs 'none.csv': no such file; expected a CSV file"),
         (["evaluate", "test.csv", "--rate", "cat"], "expected TRUE:DECIDED"),
-        (["evaluate", "half.csv"], "row 0 of the probabilities sums to 0.5"),
+        (["evaluate", "half.csv"], "line 2 of the probabilities sums to 0.5"),
         (["utility", "new", "x.csv", "-c", "nothing.json"], "no such file"),
         (["utility", "new", "x.csv", "-c", "a,nothing.csv"], "no such file"),
         (["utility", "new", "x.csv", "-c", "a,b", "-k", "magic"], "kind 'magic' is unknown"),

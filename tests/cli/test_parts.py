@@ -194,5 +194,5 @@ def test_parts_of_tables_of_any_size_are_refused(run, frame, tmp_path):
     frame.drop(columns=["sex", "year"]).to_parquet("lake/a.parquet")
     for words in (["--per-class"], ["--by", "sex"], ["--groups", "sex"]):
         code, _, err = run("evaluate", "lake/*.parquet", *words)
-        told = "--labels, --groups, --by and --per-class are for one file in memory: leave them out"
+        told = "--labels, --skip-unknown, --groups, --by and --per-class are for one file in memory: leave them out"
         assert (code, told in err) == (2, True)

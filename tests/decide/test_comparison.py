@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 from scipy.stats import norm
 from typer.testing import CliRunner
 
@@ -215,6 +216,21 @@ def test_differences_of_shares_are_within_one(samples):
         shares = [d for d in rfdlc.compare(a, b, bootstrap=20).differences if METRICS[d.name.split(".")[0]].unit == "%"]
         assert shares
         assert all(-1 <= d.low <= d.difference <= d.high <= 1 for d in shares)
+
+
+def test_rows_are_in_costs_where_these_were_given():
+    """Also those of promised minus realised utility, as `evaluate` has them."""
+    rng = np.random.default_rng(0)
+    costs = rfdlc.Utility.from_costs([[0, 1, 1], [2, 0, 1], [9, 2, 0]], NAMES).with_abstain(-0.3)
+    y = rng.integers(0, 3, 300)
+    a, b = (rfdlc.Predictions(probabilities=softmax(rng.normal(size=(300, 3)) + 2 * np.eye(3)[y], axis=1), targets=y)
+            for _ in range(2))  # fmt: skip
+    found = rfdlc.compare(a, b, costs, classes=NAMES)
+    rows = {row["name"]: row for row in found.records()}
+    assert not [row["label"] for row in rows.values() if "utility" in row["label"]]
+    plain = found["utility_gap"]
+    assert (rows["utility_gap"]["a"], rows["utility_gap"]["low"]) == (-plain.a, -plain.high)
+    assert rows["utility_gap"]["label"] == "promised minus realised cost"
 
 
 def test_costs_are_utilities_with_their_sign_changed():

@@ -222,10 +222,18 @@ class TestWhatIsAccepted:
             (np.zeros((1, 1, 1, 3)), r"shape \(1, 1, 1, 3\)"),
             ([[0.5, 0.5]], "2 columns but there are 3 classes"),
             (np.zeros((0, 3)), "at least one particle and one sample"),
-            ([[0.5, np.nan, 0.5]], "scores hold nan in row 0, column 1"),
-            ([[1, 0, 0], [np.inf, 0, 0]], "scores hold inf in row 1, column 0"),
-            ([[1, 0, 0], [1.5, -0.5, 0]], "scores hold -0.5 in row 1, column 1.*for logits set logits .--logits"),
-            ([[1.0000001, -1e-7, 0]], "scores hold -1e-07 in row 0, column 1.*set values that rounding left below 0"),
+            ([[0.5, np.nan, 0.5]], "scores hold nan in row 0, column 'dog'"),
+            ([[1, 0, 0], [np.inf, 0, 0]], "scores hold inf in row 1, column 'cat'"),
+            ([[1, 0, 0], [1.5, -0.5, 0]], "scores hold -0.5 in row 1, column 'dog'.*for logits set logits .--logits"),
+            (
+                [[1.0000001, -1e-7, 0]],
+                "scores hold -1e-07 in row 0, column 'dog'.*set values that rounding left below 0",
+            ),
+            (
+                [[100, 0, 0], [33, 33, 33]],
+                "sums to 100: .*; these are percentages: divide them by 100; rows count from 0",
+            ),
+            ([[98, 1.5, 0.5], [101, 0, 0]], "sums to 100: .*; divide each row by its sum"),
             ([[1, 0, 0], [0.5, 0.2, 0.2]], "row 1 of the probabilities sums to 0.9.*expected rows that sum to 1"),
             ([["a", "b", "c"]], "scores must be numbers"),
             ([[1, 0], [1, 0, 0]], "scores must be numbers"),
@@ -242,7 +250,7 @@ class TestWhatIsAccepted:
     def test_bad_values_late_in_the_data_name_their_row(self):
         p = np.full((200_000, 3), 1 / 3, dtype=np.float32)
         p[190_000, 2] = np.nan
-        with pytest.raises(InputError, match="row 190000, column 2"):
+        with pytest.raises(InputError, match=r"row 190000, column 'newt'.*; rows count from 0"):
             Decider(self.utility).decide(p)
         with pytest.raises(InputError, match="expected finite logits"):
             Decider(self.utility).decide(p, logits=True)
@@ -317,7 +325,7 @@ def test_large_values_alike_do_not_hide_what_differs():
 def test_a_sample_of_which_the_target_prior_leaves_nothing(ask):
     decider = Decider(Utility.one_hot(3), train_prior="uniform", target_prior=[1, 1, 0])
     assert ask(decider, [[0, 1, 0], [1, 0, 0]]) is not None
-    with pytest.raises(InputError, match=r"row 1 .* has all its probability on classes whose target prior is 0"):
+    with pytest.raises(InputError, match=r"row 1 has all its probability on classes whose target prior is 0"):
         ask(decider, [[0, 1, 0], [0, 0, 1]])
 
 

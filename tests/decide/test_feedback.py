@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rfdlc import Decider, InputError
+from rfdlc import Decider, InputError, Utility
 from rfdlc.decide.feedback import decider_version, on_top, options, realised_utility, review_weights, revised, strata
 from rfdlc.decide.monitor import Decided
 from tests.decide.simulated_service import MIX, U, model
@@ -133,3 +133,17 @@ def test_other_deciders_and_few_labels_are_refused(served, stream):
     with pytest.raises(InputError, match="propensity: expected a probability above 0"):
         review_weights(strata_of(decisions), np.arange(2), [0.5, 0.0])
     assert served.decided_prior == pytest.approx(MIX)
+
+
+def test_words_are_in_costs_where_these_were_given():
+    costs, rng = Utility.from_costs([[0, 2], [5, 0]]), np.random.default_rng(0)
+    y, actions = rng.integers(0, 2, (2, 100))
+    given = y, actions, np.full(100, -1.0), np.zeros(100, dtype=int), np.arange(100)
+    found, plain = realised_utility(costs, *given), realised_utility(Utility([[1, -1], [-4, 1]]), *given)
+    assert (found.to_dict()["realised_cost"], found.to_dict()["promised_cost"]) == (-found.utility, 1)
+    assert found.words.startswith(f"realised cost {-found.utility:.4f} (")
+    low, high = found.utility_gap_interval
+    said = f"promised minus realised cost {-found.utility_gap:.4f} ({-high:.4f} to {-low:.4f})"
+    assert found.promise.startswith(said)
+    assert "realised_cost" not in plain.to_dict()
+    assert "realised utility" in plain.words + plain.promise

@@ -194,6 +194,25 @@ def test_a_confidence_on_an_edge_belongs_to_the_bin_below(edge):
     assert metrics.bin_of(np.array([edge]))[0] == max(0, round(edge * 15) - 1)
 
 
+@pytest.mark.parametrize("edge", range(1, 15))
+def test_rounding_does_not_move_a_confidence_to_the_bin_above(edge):
+    share = edge / 15  # as forests compute theirs: a mean over trees, in sums of several lengths
+    means = [np.mean([1.0] * edge * n + [0.0] * (15 - edge) * n) for n in (1, 7, 20)]
+    sums = [sum([1 / 15] * edge), edge * (1 / 15), np.nextafter(share, 1), 1 - (15 - edge) / 15]
+    assert {*metrics.bin_of(np.array([share, *means, *sums])).tolist()} == {edge - 1}
+    assert metrics.bin_of(np.array([share], dtype=np.float32)).tolist() == [edge - 1]
+    assert metrics.bin_of(np.array([share + 1e-5])).tolist() == [edge]
+
+
+def test_the_calibration_error_of_probabilities_at_edges_does_not_depend_on_rounding():
+    rng = np.random.default_rng(0)
+    confidence = rng.integers(1, 20, 2000) / 20
+    right = rng.random(2000) < confidence
+    for noise in (1 + 1e-15, 1 - 1e-15, 1 + 1e-9):
+        assert ece(confidence * noise, right) == pytest.approx(ece(confidence, right), abs=1e-8)
+    assert ece(confidence.astype(np.float32), right) == pytest.approx(ece(confidence, right), abs=1e-6)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_papers_ece(name):
     y, _, p, _ = case(name)

@@ -198,8 +198,11 @@ def write(path, text):
         (",cat,dog,newt\n0,1,0,0\n", r"p.csv: column 1 has no name.*leave an index out \(index=False\), or call it id"),
         (
             "cat,dog,newt\n1,0,0\n0.5,0.5,0.3\n",
-            "p.csv: row 1 of the probabilities sums to 1.3.*; taken for classes: cat, dog, newt",
+            "p.csv: line 3 of the probabilities sums to 1.3.*; taken for classes: cat, dog, newt",
         ),
+        ("cat,dog,newt\n1,0,0\n\n1.2,0,-0.2\n", "p.csv: scores hold -0.2 in line 4, column 'newt': expected prob"),
+        ("cat,dog,newt\n1,0,0\n1,nan,0\n", "p.csv: scores hold nan in line 3, column 'dog': expected prob"),
+        ("cat,dog,newt\n97,2,1\n33,33,34\n", "p.csv: line 2 .* sums to 100: .* percentages: divide them by 100"),
     ],
 )
 def test_bad_csv(tmp_path, text, message):
@@ -243,7 +246,7 @@ def test_truncated_parquet(tmp_path):
 
 @pytest.mark.parametrize(
     ("column", "message"),
-    [(["x", "y"], "column 'newt' holds .*not numbers"), ([0.1, None], "1 empty .* in row 1 ")],
+    [(["x", "y"], "column 'newt' holds .*not numbers"), ([0.1, None], "1 empty .* in row 1:.*; rows count from 0")],
 )
 def test_parquet_without_numbers(tmp_path, column, message):
     pandas.DataFrame({"cat": P[:, 0], "dog": P[:, 1], "newt": column}).to_parquet(tmp_path / "p.parquet")
@@ -341,3 +344,23 @@ def test_columns_of_dates_lists_and_texts_cannot_be_classes(tmp_path):
     np.testing.assert_allclose(loaded.scores.values[0].sum(axis=1), 1, atol=0.01)
     decider = Decider(Utility.one_hot(Classes(("a", "b"))))
     assert decider.decide(loaded).tolist() == decider.decide(frame.assign(**beside)).tolist() == [1, 1, 1]
+
+
+def test_tables_with_some_labels(tmp_path):
+    frame = pandas.DataFrame(P, columns=["cat", "dog", "newt"]).assign(target=[None, "newt"])
+    frame.to_csv(tmp_path / "p.csv", index=False)
+    loaded, decider = Predictions.load(tmp_path / "p.csv"), Decider(Utility.one_hot(["cat", "dog", "newt"]))
+    assert loaded.targets is None
+    assert len(decider.decide(loaded)) == len(P)
+    told = "1 of 2 samples have no label"
+    for use in (decider.fit, evaluate):
+        with pytest.raises(InputError, match=rf"{told}, first in row 0 .counted from 0.: .*skip_unknown=True"):
+            use(loaded)
+    with pytest.raises(InputError, match=rf"p.csv: {told}, first in line 2; leave them out with skip_unknown=True"):
+        Predictions.load(tmp_path / "p.csv", skip_unknown=False)
+    with pytest.warns(UserWarning, match=rf"{told}; they are left out"):
+        left = Predictions.load(tmp_path / "p.csv", skip_unknown=True)
+    assert (left.left_out, left.targets.tolist()) == (1, [2])
+    np.testing.assert_array_equal(left.scores.values[0], P[1:])
+    with pytest.raises(InputError, match=rf"{told}: leave them out .dropna"):
+        evaluate(frame, decider=decider)

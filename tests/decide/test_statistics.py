@@ -1,5 +1,7 @@
 """Calibration and priors against a known posterior: each test fails on a known statistical mistake."""
 
+import warnings
+
 import numpy as np
 import pandas
 import pytest
@@ -376,3 +378,19 @@ def test_a_matrix_mends_scores_that_mistake_classes_from_few_samples():
         decider = Decider(utility, calibration=kind, train_prior="uniform").fit(held, y, logits=True)
         regret[kind] = np.mean(exact.max(axis=1) - exact[np.arange(3000), decider.decide(scores, logits=True)])
     assert regret["auto"] == regret["matrix-scaling"] < 0.7 * regret["temperature"]
+
+
+@pytest.mark.parametrize("rare", [6, 40])
+def test_classes_with_few_held_out_samples_get_a_warning_where_a_prior_is_estimated(rare):
+    """Intervals hold the calibrated probabilities of the class fixed, which 6 samples hardly check."""
+    rng, y = np.random.default_rng(0), np.repeat([0, 1], [32 * rare, rare])
+    z = rng.normal(size=(len(y), 2)) + 2 * np.eye(2)[y] + np.log([32, 1])
+    utility, prior = Utility.one_hot(["a", "b"]), [32 / 33, 1 / 33]
+    decider = Decider(utility, calibration="temperature", train_prior=prior).fit(z, y, logits=True)
+    earlier = decider.replace(joint=decider.joint / decider.joint.sum())
+    for each, warned in ((decider, rare < 30), (Decider.from_dict(decider.to_dict()), rare < 30), (earlier, False)):
+        with warnings.catch_warnings(record=True, action="always") as told:
+            each.estimate_prior(z, logits=True)
+        found = [str(warning.message) for warning in told]
+        assert len(found) == warned
+        assert not found or "rests on few held-out samples (6 of 'b'): its intervals" in found[0]

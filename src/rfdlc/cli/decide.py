@@ -162,8 +162,8 @@ def evaluate(
     for text, pair in zip(rate or [], pairs, strict=True):
         expect(all(pair), f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
     if (lake := large_lake(file)) is not None:
-        alone = "--labels, --groups, --by and --per-class are for one file in memory: leave them out"
-        expect(not (request.labels or request.groups or by or per_class), alone)
+        alone = "--labels, --skip-unknown, --groups, --by and --per-class are for one file in memory: leave them out"
+        expect(not (request.labels or request.skip_unknown or request.groups or by or per_class), alone)
         evaluate_files(lake, request, pairs, uncertainty, json)
         return
     predictions, decider = request.prepare(Path(file), columns=by or ())
@@ -175,7 +175,7 @@ def evaluate(
     classes = result.per_class() if per_class else {}
     if json:
         summary: dict[str, Any] = {"decider": decisions.decider_summary(decider, predictions)}
-        summary["over_argmax"] = None if gain is None else asdict(gain)
+        summary |= {"left_out": predictions.left_out, "over_argmax": None if gain is None else asdict(gain)}
         plain = {name: {value: part.to_dict() for value, part in found.items()} for name, found in parts.items()}
         summary |= {key: found for key, found in (("by", plain), ("per_class", classes)) if found}
         output(True, result.to_dict() | summary)
@@ -218,7 +218,8 @@ def report(
     check_writable(out, endings=(".html", ".htm"))
     runs = _runs(files, request)
     found = write_report(runs, out, images=images, title=title, bootstrap=bootstrap, seed=seed)
-    summary = {"out": str(out), "bytes": out.stat().st_size, "runs": {name: e.to_dict() for name, e in found.items()}}
+    metrics = {run.name: found[run.name].to_dict() | {"left_out": run.predictions.left_out} for run in runs}
+    summary = {"out": str(out), "bytes": out.stat().st_size, "runs": metrics}
     shown = [part for pair in found.items() for part in pair]
     # Not shown unasked: a page is made to be passed on, and the images may be of people.
     place = None if images else runs[0].image_folder
@@ -281,7 +282,8 @@ def compare(
     found = compare_runs(runs[: len(first)], runs[len(first) :], bootstrap, seed)
     how = [f"{run.name}: {' '.join(decisions.calibrated_lines(run.decider, run.predictions))}" for run in runs]
     table = typeset(form, found.columns, found.rows()) if form else ""
-    output(json, found.to_dict(), *([table] if form else [found, *how, found.verdict]))
+    lost = {"left_out": {run.name: run.predictions.left_out for run in runs}}
+    output(json, found.to_dict() | lost, *([table] if form else [found, *how, found.verdict]))
 
 
 def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":

@@ -13,11 +13,9 @@ if TYPE_CHECKING:
 
 def mean_value(utility: "rfdlc.Utility", value: float) -> str:
     """The mean expected utility in words: as a cost where utilities are costs with their sign changed."""
-    from rfdlc.decide.metrics import readable
+    from rfdlc.decide.metrics import worth_in_words
 
-    if utility.has_costs:
-        return f"Mean expected cost {readable(0.0 - value)}"
-    return f"Mean expected utility {readable(value)}"
+    return f"Mean expected {'cost' if utility.has_costs else 'utility'} {worth_in_words(utility.has_costs, value)}"
 
 
 def mean_values(utility: "rfdlc.Utility", value: float) -> dict[str, float]:

@@ -4,14 +4,13 @@ import csv
 import os
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import rfdlc
-from rfdlc.errors import InputError, expect, listing, repeated, suggestion
+from rfdlc.errors import InputError, expect, listing, repeated
 from rfdlc.files import read_json
 from rfdlc.tables import is_table
 
@@ -235,22 +234,18 @@ def rows_of(ids: list[str], cells: list[str], told: str) -> list[int]:
     raise InputError(f"{told}; {wrong}")
 
 
-def known_places(texts: Sequence[str], classes: "rfdlc.Classes", where: str, skip: bool) -> list[int]:
-    """The positions of labels that are classes; others raise, unless `skip` says to leave them out.
+def with_labels(predictions: "rfdlc.Predictions", texts: Sequence[str], where: str, skip: bool) -> "rfdlc.Predictions":
+    """With labels by name, one per sample; without samples that have none, or of unknown classes, if they may be."""
+    import numpy as np
 
-    All positions where no label is a class: then they are numbers, or of other data, which `encode_targets` checks.
-    """
-    names = {*classes.names}
-    unknown = Counter(text for text in texts if text not in names)
-    count, total = unknown.total(), len(texts)
-    if count in (0, total):
-        return [*range(total)]
-    which = listing([f"{name} ({own:,})" for name, own in unknown.most_common()], 5)
-    told = f"{where}: {count:,} of {total:,} samples have a class that is not in the predictions"
-    near = suggestion(unknown.most_common(1)[0][0], classes.names)
-    expect(skip, f"{told}: {which}; leave them out with --skip-unknown, or correct the labels{near}")
-    warnings.warn(f"{told}, and were left out: {which}", stacklevel=2)
-    return [place for place, text in enumerate(texts) if text in names]
+    from rfdlc.decide.classes import labelled_places
+    from rfdlc.decide.predictions import encode_targets
+
+    ids: Any = predictions.ids
+    kept = labelled_places(texts, predictions.classes, where, skip, lambda row: f"the row of {ids[row]}")
+    found = predictions if len(kept) == len(texts) else predictions.take(np.array(kept))
+    found.targets, found.left_out = encode_targets(np.array(texts)[kept], found.classes, where), len(texts) - len(kept)
+    return found
 
 
 def folder_decider(path: Path) -> "rfdlc.Decider | None":

@@ -20,7 +20,7 @@ from rfdlc.tables import is_table, open_table
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
 CLASSES = "Training counts: CSV with columns class,count[,group], JSON, or a run folder."
 LABELS = "True classes: CSV or Parquet with columns id, path or file, and target, instead of a column in FILE."
-SKIP_UNKNOWN = "Leave out samples whose class in --labels FILE is not one of the predictions, and say how many."
+SKIP_UNKNOWN = "Leave out labelled samples without a label, or of a class that is not predicted, and say how many."
 CALIBRATORS = (
     "`auto` (default), `temperature`, `power-temperature`, `bias-corrected-temperature`, "
     "`prior-corrected-temperature`, `prior-corrected-power` or `matrix-scaling`."
@@ -176,33 +176,43 @@ class Request(UtilityRequest):
     groups: Annotated[str | None, Option(metavar="COLUMN", help=DEPENDENT)] = None
     logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
     decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
+    skip_unknown: Annotated[bool, Option("--skip-unknown", help=SKIP_UNKNOWN)] = False
 
-    def prepare(self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = ()) -> "Prepared":
+    def prepare(
+        self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = (), skip: bool | None = None
+    ) -> "Prepared":
         """Read the predictions; make the decider, or change the saved one, and fit it if asked.
 
         The classes of a table are in the order of those that it is to be compared with; `columns` are not classes.
+        `skip` says whether rows without labels are left out, or raise; None keeps them.
         """
         beside = file / "held-out.npz"
         if (self.calibration or self.balanced) and not self.calibrate and beside.is_file():
-            return replace(self, calibrate=[beside]).prepare(file, like, columns)
+            return Request.prepare(replace(self, calibrate=[beside]), file, like, columns, skip)
         classes = self.checked_classes()
         if like is not None and is_table(file):
             classes = classes or like
             if {*classes.names} == {*like.names}:
                 classes = classes.in_order(like.names)
-        found = self.load(file, classes, columns)
+        found = self.load(file, classes, columns, skip)
+        if twice := repeated(() if found.ids is None else found.ids.tolist()):
+            told = f"{file}: {counted(len(twice), 'id')} {are(len(twice))} in several rows ({listing(twice, 3)})"
+            fix = "remove repeated rows, if they are the same sample"
+            warnings.warn(f"{told}, and each row counts: {fix}", stacklevel=2)
         if {*columns} <= {*found.columns}:  # the others are those of labels
             reading.check_groups(found, self.groups, str(file))
         own, ready = (found.classes, found.named), found if found.scores.corrected else None
         return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
 
-    def load(self, file: Path, classes: "rfdlc.Classes | None", columns: Sequence[str] = ()) -> "rfdlc.Predictions":
+    def load(
+        self, file: Path, classes: "rfdlc.Classes | None", columns: Sequence[str] = (), skip: bool | None = None
+    ) -> "rfdlc.Predictions":
         """Predictions; columns of a table that are not classes are ignored where options or a run name the classes."""
         named = self.named_classes(open_table(file).names, file) if classes is None and is_table(file) else None
         given = f"--classes {self.classes}" if self.classes else "" if classes is None else "the classes of the run"
         others = given if named is None else self.names_classes
         kept = (*columns, *filter(None, [self.groups]))
-        options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": kept}
+        options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": kept, "skip_unknown": skip}
         return reading.with_groups(rfdlc.Predictions.load(file, classes or named, **options), self.groups)
 
     def named_classes(self, columns: Sequence[str], where: object) -> "rfdlc.Classes | None":
@@ -274,7 +284,7 @@ class Request(UtilityRequest):
             decider = saved.replace(utility=utility, **given)
         held = None
         if self.calibrate:
-            held = self.load(self.calibrate[0], classes)
+            held = self.load(self.calibrate[0], classes, skip=self.skip_unknown)
             labelled = f"--calibrate {self.calibrate[0]}: has no true classes: expected a column target"
             expect(held.targets is not None, labelled)
             reading.check_groups(held, self.groups, f"--calibrate {self.calibrate[0]}")
@@ -310,17 +320,16 @@ class LabelledRequest(Request):
 
     labels: Annotated[Path | None, Option(help=LABELS)] = None
     target: Annotated[str | None, Option(metavar="COLUMN", help="The class column of --labels FILE.")] = None
-    skip_unknown: Annotated[bool, Option("--skip-unknown", help=SKIP_UNKNOWN)] = False
 
     def checked_classes(self) -> "rfdlc.Classes | None":
         """As in other requests, after checking that --target has a file to name a column of."""
         own = f"--target {self.target} names a column of --labels FILE: give that, too; in predictions it is `target`"
         expect(self.target is None or self.labels is not None, own)
-        needs = "--skip-unknown is about classes in --labels FILE: give that, too"
-        expect(self.labels is not None or not self.skip_unknown, needs)
         return super().checked_classes()
 
-    def prepare(self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = ()) -> "Prepared":
+    def prepare(
+        self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = (), skip: bool | None = None
+    ) -> "Prepared":
         """With labels and `columns` of a file, matched by id: as it is, or by the file name where it is a path."""
         columns = (*columns, *filter(None, [self.groups] if is_table(file) else []))
         names = open_table(file).names if columns and is_table(file) else ()
@@ -328,23 +337,14 @@ class LabelledRequest(Request):
         known = [*names, *([group] if group else [])]
         wanted, has = [name for name in columns if name not in known], listing(known, 20) or "scores alone"
         expect(self.labels or not wanted, f"{file}: no column {listing(wanted)}, it has {has}; see also --labels FILE")
-        predictions, decider = super().prepare(file, like, columns)
-        ids = () if predictions.ids is None else predictions.ids.tolist()
-        if twice := repeated(ids):
-            told = f"{file}: {counted(len(twice), 'id')} {are(len(twice))} in several rows ({listing(twice, 3)})"
-            warnings.warn(
-                f"{told}, and each row counts: remove repeated rows, if they are the same sample", stacklevel=2
-            )
+        predictions, decider = super().prepare(file, like, columns, self.skip_unknown if self.labels is None else skip)
         if group in columns:
             predictions.columns |= {group: reading.groups_of(predictions, f"{file}: --by {group}", source or "FILE")}
         if self.labels is None:
             return predictions, decider
-        import numpy as np
-
         from rfdlc.data.load import IDS, id_column
         from rfdlc.data.sources.image_table import PATHS
         from rfdlc.data.sources.table import TARGETS
-        from rfdlc.decide.predictions import encode_targets
 
         named = reading.table_columns(self.labels)
         cells = {name.lower(): own for name, own in named.items()} | named  # some may differ in case alone
@@ -362,13 +362,8 @@ class LabelledRequest(Request):
         predictions.columns |= {name: [named[name][row] for row in rows] for name in wanted}
         reading.with_groups(predictions, self.groups)
         if target:
-            empty = [f"row {row + 1} ({cells[key][row]})" for row in rows if not cells[target][row]]
-            fix = f"fill them in, or remove these samples from {file}"
-            expect(not empty, f"{self.labels}: the column {target!r} is empty in {listing(empty, 3)}: {fix}")
-            texts = [cells[target][row] for row in rows]
-            kept = reading.known_places(texts, predictions.classes, str(self.labels), self.skip_unknown)
-            predictions = predictions if len(kept) == len(texts) else predictions.take(np.array(kept))
-            predictions.targets = encode_targets(np.array(texts)[kept], predictions.classes, f"{self.labels}: {target}")
+            texts, where = [cells[target][row] for row in rows], f"{self.labels}: {target}"
+            predictions = reading.with_labels(predictions, texts, where, self.skip_unknown)
         return predictions, decider
 
 

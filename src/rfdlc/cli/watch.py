@@ -84,8 +84,7 @@ def recalibrate(
     left = f"Not written, {out} is as before: {chosen.name} is {advice}. Send more labels, or write it with --force."
     table = {"out": str(out), "decider": version, "kind": chosen.name, "options": each, "written": written}
     lines = [
-        f"{counted(realised.labelled, 'label')}: realised utility {readable(realised.utility)} ({realised.ends}); "
-        f"{realised.promise}.",
+        f"{counted(realised.labelled, 'label')}: {realised.words}; {realised.promise}.",
         "Gains per sample (95% intervals of all three together):",
         *(f"{o.name}: {readable(o.gain)} ({' to '.join(map(readable, o.interval))})" for o in found),
         done if written else left,

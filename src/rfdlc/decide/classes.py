@@ -4,8 +4,9 @@ Frequency rank, never the class index, decides what is head and what is tail.
 """
 
 import json
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -15,12 +16,13 @@ from typing import Any, SupportsFloat
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.errors import CONTROL, InputError, choose, expect, listing, repeated, suggestion
+from rfdlc.errors import CONTROL, InputError, choose, counted, expect, listing, repeated, suggestion
 from rfdlc.files import parse_json
 
 Indices = NDArray[np.int64]
 
 MOST_NUMBERED = 1_000_000  # of classes numbered from 0: a larger label is a mistake, or not an index
+SKIPPING_UNKNOWN = "skip_unknown=True (--skip-unknown)"
 FEWEST_NUMBERED, SPARSEST = 10_000, 10  # that are always allowed; of numbered classes per sample
 MANY_SHOT, FEW_SHOT = 100, 20  # many: more than 100 training samples; few: fewer than 20 (Liu et al. 2019)
 
@@ -313,3 +315,30 @@ def _whole_counts(counts: list[Any], names: tuple[str, ...]) -> tuple[int, ...]:
         whole = number >= 0 and number.is_integer()
         expect(whole, f"training count {value!r} of class {name!r} is not a whole number of samples (0 or more)")
     return tuple(map(int, counts))
+
+
+def labelled_places(
+    texts: Sequence[str], classes: Classes, where: object, skip: bool, place: Callable[[int], str]
+) -> list[int]:
+    """The positions of labels that are classes; others raise, unless `skip` leaves them out; `place` says their line.
+
+    Those of all labels where none is a class: then they are numbers, or of other data, which `encode_targets` checks.
+    """
+    names, total = {*classes.names}, len(texts)
+    labelled = [i for i, text in enumerate(texts) if text]
+    expect(
+        labelled, f"{where}: none of {counted(total, 'sample')} has a label: expected its true class (or --labels FILE)"
+    )
+    kept = [i for i in labelled if texts[i] in names] or labelled
+    unknown = Counter(texts[i] for i in sorted({*labelled} - {*kept})).most_common()
+    which = listing([f"{name} ({count:,})" for name, count in unknown], 5)
+    near = suggestion(unknown[0][0], classes.names) if unknown else ""
+    for what, lost, fix in (
+        ("no label", {*range(total)} - {*labelled}, "fill them in"),
+        (f"a class that is not in the predictions: {which}", {*labelled} - {*kept}, f"correct the labels{near}"),
+    ):
+        if lost:
+            told = f"{where}: {len(lost):,} of {total:,} samples have {what}"
+            expect(skip, f"{told}, first in {place(min(lost))}; leave them out with {SKIPPING_UNKNOWN}, or {fix}")
+            warnings.warn(f"{told}; they are left out", stacklevel=2)
+    return kept

@@ -8,7 +8,17 @@ import numpy as np
 from scipy import special
 
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import ANSWERED, COST, WORTH, Evaluation, aligned, counted_samples, entries, rich_table
+from rfdlc.decide.evaluation import (
+    ANSWERED,
+    COST,
+    GAP,
+    WORTH,
+    Evaluation,
+    aligned,
+    counted_samples,
+    entries,
+    rich_table,
+)
 from rfdlc.decide.intervals import LEVEL, Array, Z, student
 from rfdlc.decide.metrics import METRICS, Metric, measure, readable
 from rfdlc.decide.outcomes import Outcomes, observe
@@ -86,7 +96,7 @@ class Comparison:
         """The differences that tables show: costs as such, and nothing about abstentions where there are none."""
         abstains = any(d.a or d.b for d in self.differences if d.name == "abstention_rate")
         rows = [d for d in self.differences if abstains or d.name not in ANSWERED]
-        costs = {d.name for d in rows if QUESTION in (d.name, _metric(d).parent)} if self.has_costs else ()
+        costs = {d.name for d in rows if {WORTH, GAP} & {d.name, _metric(d).parent}} if self.has_costs else ()
         return [d.as_cost if d.name in costs else d for d in rows]
 
     def records(self) -> list[dict[str, Any]]:

@@ -114,8 +114,8 @@ class Decider:
         if moved and "sets" not in changes and isinstance(new.sets, PredictionSets):
             object.__setattr__(new, "sets", None)
             warnings.warn(wording.SETS_DROPPED.format(listing(moved)), stacklevel=2)
-        if self.budget is not None and "budget" not in changes:
-            expect(budgets.priced_alike(self, new), budgets.OTHER_PRICES)
+        given = self.budget is None or "budget" in changes
+        expect(given or budgets.priced_alike(self, new), budgets.OTHER_PRICES)
         return new
 
     def fit(
@@ -195,14 +195,14 @@ class Decider:
     @property
     def decided_prior(self) -> Prior | None:
         """The class prior of corrected probabilities: the target prior, or else the one that the scores carry."""
-        prior: Prior | None = self.effective_prior if self.target_prior is None else self.target_prior
-        return prior
+        return self.effective_prior if self.target_prior is None else np.asarray(self.target_prior)
 
     def estimate_prior(self, scores: Any, *, logits: bool = False) -> PriorEstimate:
         """The class prior of unlabelled data with its uncertainty; after `fit`, the BBSE estimate is a check."""
         checked, draws = self.read(scores, logits), self.fitted.draws() if self.fitted else [None]
         each = [self.replace(fitted=calibrator, budget=None, sets=None) for calibrator in draws]
         middle = each[len(each) // 2]
+        wording.warn_of_few(self)
         calibrated = np.concatenate([p for _, p in middle.calibrated(checked)])
         some = self.read(checked.values[:, priors.gibbs_rows(calibrated.shape)], checked.logits)
         drawn = [np.concatenate([p for _, p in decider.calibrated(some)]) for decider in each if len(each) > 1]

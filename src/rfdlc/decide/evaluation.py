@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from rfdlc.decide.classes import Classes, as_array, as_classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.intervals import LEVEL, Interval
-from rfdlc.decide.metrics import METRICS, Metric, classwise_gaps, measure, of_class, readable
+from rfdlc.decide.metrics import METRICS, Metric, classwise_gaps, measure, of_class, worth_in_words
 from rfdlc.decide.outcomes import UNCERTAINTIES, Outcomes, observe
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import check_no_path, class_columns
@@ -35,6 +35,10 @@ class Entry:
     name: str
     label: str
     value: float
+
+    def is_cost(self, utility: Utility | None) -> bool:
+        """Whether it is shown as a cost, with its sign changed."""
+        return utility is not None and utility.has_costs and bool({WORTH, GAP} & {self.name, self.metric.parent})
 
     @property
     def full_label(self) -> str:
@@ -195,8 +199,8 @@ class Evaluation:
         shown = {}
         for entry in gaps:
             low, high = self.intervals[entry.name]
-            found = (0.0 - entry.value, 0.0 - high, 0.0 - low) if self._has_costs else (entry.value, low, high)
-            shown[entry.name] = "{} ({} to {})".format(*map(readable, found))
+            value, ends = (worth_in_words(self._has_costs, *each) for each in ([entry.value], [low, high]))
+            shown[entry.name] = f"{value} ({ends})"
             if not low <= 0 <= high:
                 (less if low > 0 else more)[entry.name] = f"{entry.label} {shown[entry.name]}"
         if "utility_gap" not in shown:
@@ -220,7 +224,7 @@ class Evaluation:
             if not np.isnan(entry.value):
                 label, value = entry.label, entry.value
                 bounds: tuple[float, ...] = self.intervals.get(entry.name, ())
-                if self._has_costs and {WORTH, GAP} & {entry.name, entry.metric.parent}:
+                if self.outcomes is not None and entry.is_cost(self.outcomes.utility):
                     label, value = label.replace("utility", "cost"), 0.0 - value
                     bounds = tuple(0.0 - end for end in reversed(bounds))
                 show = entry.metric.format

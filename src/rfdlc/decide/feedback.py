@@ -16,7 +16,7 @@ from rfdlc.decide.choosing import SAMPLES_NEEDED
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.intervals import LEVEL, STRICT, Interval, bounded_mean, distances
-from rfdlc.decide.metrics import readable
+from rfdlc.decide.metrics import worth_in_words
 from rfdlc.decide.monitor import Decided
 from rfdlc.decide.outcomes import without_rounding
 from rfdlc.decide.priors import Prior, estimate_prior
@@ -42,6 +42,21 @@ class Realised:
     labelled: int
     decisions: int
     covered: float  # share of the decisions that are like some labelled one
+    has_costs: bool = False  # words show the utility as costs
+
+    @property
+    def words(self) -> str:
+        """The mean and its interval."""
+        return f"realised {self.worth} {self.shown(self.utility)} ({self.ends})"
+
+    @property
+    def worth(self) -> str:
+        """What the numbers are called in words."""
+        return "cost" if self.has_costs else "utility"
+
+    def shown(self, *ends: float) -> str:
+        """A utility, or both ends of its interval, in words."""
+        return worth_in_words(self.has_costs, *ends)
 
     @property
     def ends(self) -> str:
@@ -49,7 +64,7 @@ class Realised:
         if self.labelled == self.decisions:
             return "every decision has a label"
         over = f"over all {self.decisions:,} decisions"
-        return f"{_span(self.interval)} {over}" if self.interval else "too few labels for an interval"
+        return f"{self.shown(*self.interval)} {over}" if self.interval else "too few labels for an interval"
 
     @property
     def broken(self) -> bool:
@@ -59,7 +74,8 @@ class Realised:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, as the server and `rfdlc recalibrate` give them."""
-        return {
+        costs = {"realised_cost": 0.0 - self.utility, "promised_cost": 0.0 - self.promised} if self.has_costs else {}
+        return costs | {
             "realised_utility": self.utility,
             "interval": self.interval,
             "promised_utility": self.promised,
@@ -74,14 +90,11 @@ class Realised:
         """Whether decisions were worth what their probabilities promised, in words."""
         if self.utility_gap_interval is None:
             return "too few labels to tell whether decisions are worth what they promise"
-        said = f"promised minus realised utility {readable(self.utility_gap)} ({_span(self.utility_gap_interval)})"
+        gap, ends = self.shown(self.utility_gap), self.shown(*self.utility_gap_interval)
+        said = f"promised minus realised {self.worth} {gap} ({ends})"
         if not self.broken:
             return f"{said}: the promise is met, as far as these labels tell"
         return f"{said}: decisions are worth {'less' if self.utility_gap > 0 else 'more'} than promised"
-
-
-def _span(interval: Interval) -> str:
-    return " to ".join(map(readable, interval))
 
 
 def strata(confidence: Floats, handed_over: NDArray[np.bool_]) -> Indices:
@@ -131,7 +144,7 @@ def realised_utility(
     gap, gap_ends = _gap(utility, values, actions[rows], expected[rows], weights)
     few = len(rows) < intervals.FEWEST
     interval = None if few else (max(low, mean - below), min(high, mean + above))
-    shares = len(rows), len(group), float(known.mean())
+    shares = len(rows), len(group), float(known.mean()), utility.has_costs
     return Realised(mean, interval, promised, gap, None if few else gap_ends, *shares)
 
 

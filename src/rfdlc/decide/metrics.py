@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BUDGETS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 HEAD_FRACTIONS = (0.25, 0.5, 0.75)
-ECE_BINS = 15
+ECE_BINS, PRECISION = 15, 1e-6  # of probabilities in 32 bits
 RESIDUE = 1e-14  # what rounding leaves of 0
 RESERVED = (  # attributes of Evaluation
     "samples", "groups", "values", "uncertainty", "outcomes", "bootstrap", "calibration_overlap", "intervals",
@@ -135,6 +135,11 @@ def readable(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
+def worth_in_words(costs: bool, *ends: float) -> str:
+    """A utility, or both ends of its interval: as costs with the sign changed."""
+    return " to ".join(map(readable, (0.0 - end for end in reversed(ends)) if costs else ends))
+
+
 def false_heads(o: "Outcomes", head_fractions: Sequence[float] = HEAD_FRACTIONS) -> dict[float, Array]:
     """Per head fraction, 1 for a tail sample decided as head, 0 for any other tail sample, NaN for a head sample.
 
@@ -185,9 +190,13 @@ def risk_area(correct: Mask, confidence: Floats) -> Estimate:
     return intervals.ranking(float(risk.mean()), influence, correct)
 
 
-def bin_of(confidence: Floats) -> Indices:
-    """The bin of the calibration error: equal widths, (lower, upper]; 0 belongs to the first."""
-    return np.searchsorted(np.linspace(0, 1, ECE_BINS + 1)[1:-1], confidence, side="left")
+def bin_of(confidence: Floats, precision: float = PRECISION) -> Indices:
+    """The bin of the calibration error: equal widths, (lower, upper]; 0 belongs to the first.
+
+    What is above an edge by rounding alone, a share of `precision`, is on it: 3 * 0.2 is in the bin of 0.6.
+    """
+    scaled = np.ceil(confidence * np.float64(ECE_BINS * (1 - precision)))
+    return np.clip(scaled, 1, ECE_BINS).astype(np.intp) - 1
 
 
 def ece_paper(entropy: Floats, correct: Mask, bins: int = 10) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
+from rfdlc.decide.classes import SKIPPING_UNKNOWN, Classes, Indices, as_array, as_classes, is_missing, labelled_places
 from rfdlc.decide.priors import as_groups
 from rfdlc.decide.scores import (
     BOOK_KEEPING,
@@ -25,9 +25,9 @@ from rfdlc.decide.scores import (
     correction,
     is_index,
 )
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.files import OBJECTS, array_of, open_npz, parse_json, runs_inside
-from rfdlc.tables import SUFFIXES, CsvFile, open_table, parquet_files, read_numbers
+from rfdlc.tables import CSV, SUFFIXES, CsvFile, open_table, parquet_files, read_numbers
 
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
 KEYS = {
@@ -111,6 +111,7 @@ class Predictions:
             expect(fits, f"{what} have shape {shape} for {len(self)} samples: expected one per sample")
         self.groups: Indices | None = None if groups is None else as_groups(groups, len(self))
         self.columns: dict[str, ArrayLike] = {}  # of a table, beside the classes
+        self.left_out = 0  # samples of the file without a label, or of an unknown class
         own: dict[str, Any] = {"ids": self.ids, "unfamiliarity": self.unfamiliarity, "groups": self.groups}
         self.scores = replace(self.scores, corrected=corrected or self.scores.corrected, **own)
 
@@ -171,7 +172,7 @@ class Predictions:
     @classmethod
     def load(
         cls, path: str | Path, classes: Classes | Sequence[str] | None = None, *, logits: bool = False,
-        others: str = "", columns: Sequence[str] = (),
+        others: str = "", columns: Sequence[str] = (), skip_unknown: bool | None = None,
     ) -> "Predictions":  # fmt: skip
         """Read .npz, .csv, .tsv, .parquet or .arrow, a folder of Parquet files, or predictions.npz of a run folder.
 
@@ -180,7 +181,8 @@ class Predictions:
         and optionally `targets`, `ids`, `groups` and `classes`. The argument `classes` supplies counts and groups of
         classes. `logits` says that a table holds logits; in an .npz file the array's name says so. Columns that are not
         among `classes` are ignored, unless they must be a class; errors call what names the classes `others`, such as a
-        table of costs. `columns` are those to keep as text in `.columns`.
+        table of costs. `columns` are those to keep as text in `.columns`. A table with rows without a label
+        has no `targets`, unless `skip_unknown` leaves out these and those of unknown classes; if False, they raise.
         """
         path = _in_folder(Path(path))
         reader = _from_table if path.is_dir() else _READERS.get(path.suffix.lower())
@@ -189,11 +191,13 @@ class Predictions:
             raise InputError(f"{path}: {trouble}: expected {listing(_READERS)}")
         names = ""  # a column that is not a class may be why values are wrong
         try:
-            loaded = reader(path, None if classes is None else as_classes(classes), logits, others, columns)
+            loaded = reader(
+                path, None if classes is None else as_classes(classes), logits, others, columns, skip_unknown
+            )
             names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
             loaded.scores = loaded.scores.checked()  # raises for the first bad value
         except InputError as error:
-            told = str(error)
+            told = error.told(_place(path, error.rows[0])) if isinstance(error, BrokenRows) else str(error)
             raise InputError(f"{'' if told.startswith(f'{path}') else f'{path}: '}{told}{names}") from None
         return loaded
 
@@ -231,9 +235,15 @@ def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indi
     elif hasattr(scores, "columns"):
         targets = scores["target"] if targets is None and "target" in scores.columns else targets
         given = np.asarray(targets)
+        lost = sum(map(is_missing, given.tolist())) if given.ndim else 0
+        expect(not lost, f"{lost:,} of {given.size:,} samples have no label: leave them out (dropna of a data frame)")
         if given.dtype.kind in "iu" or (given.dtype.kind == "f" and (given == np.floor(given)).all()):
             targets = _names_or_places(given.astype(np.int64), classes.names)
     if targets is None:
+        cells: Any = scores.columns.get("target", ()) if isinstance(scores, Predictions) else ()
+        if empty := [row for row, cell in enumerate(cells) if not cell]:
+            some = f"{len(empty):,} of {len(cells):,} samples have no label, first in row {empty[0]} (counted from 0)"
+            raise InputError(f"{some}: leave them out by Predictions.load with {SKIPPING_UNKNOWN}")
         raise InputError("no targets: expected the true class of every sample (a column 'target', or --labels FILE)")
     return encode_targets(targets, classes)
 
@@ -270,7 +280,9 @@ def numbers_in(batches: Iterable[Any], names: Sequence[str]) -> Callable[[str], 
     return numbers
 
 
-def _from_table(path: Path, classes: Classes | None, logits: bool, others: str, columns: Sequence[str]) -> Predictions:
+def _from_table(
+    path: Path, classes: Classes | None, logits: bool, others: str, columns: Sequence[str], skip: bool | None
+) -> Predictions:
     """Columns but `id` and `target` are classes, in their order, unless `classes` are given, of what `others` names."""
     file, known_by = open_table(path), "" if classes is None else others or GIVEN
     unnamed = f"column {[*file.names, ''].index('') + 1} has no name: expected the name of a class, id or target"
@@ -294,23 +306,35 @@ def _from_table(path: Path, classes: Classes | None, logits: bool, others: str, 
     if known_by:
         beside = [name for name in class_columns(file.names) if name not in classes.names]
         check_left_out(numbers_in(file.batches(), beside), beside, values, found.get("target", ()), known_by)
+    labels, rows = found.get("target"), len(values)
+    if labels is not None and skip is not None:
+        kept = labelled_places(labels.tolist(), classes, path, skip, lambda row: _place(path, row))
+        if len(kept) < rows:
+            values, found = values[kept], {name: cells[kept] for name, cells in found.items()}
     kind, known = "logits" if logits else "probabilities", {"targets": found.get("target"), "ids": found.get("id")}
+    if labels is not None and not all(found["target"]):
+        del known["targets"]
     try:
         loaded = Predictions(**{kind: values}, **known, classes=classes, corrected=correction(found.get(KIND, ())))
     except InputError as error:
-        raise InputError(f"{_where(file, found.get('target', ()), str(error))}{error}") from None
+        raise InputError(f"{_where(path, () if labels is None else labels, str(error))}{error}") from None
     loaded.columns |= found
+    loaded.left_out = rows - len(loaded)
     return loaded
 
 
-def _where(file: Any, targets: Iterable[str], error: str) -> str:
+def _where(path: Path, targets: Iterable[str], error: str) -> str:
     """The line or row of a target that is not a class, if the error is about one."""
     place = next((i for i, text in enumerate(targets) if error.startswith(f"target {str(text)!r} is not")), None)
     if place is None:
         return ""
-    lines = islice(file.rows(), place, None) if isinstance(file, CsvFile) else iter(())
-    where = next((f"line {line}" for line, _ in lines), f"row {place} (counted from 0)")
-    return f"{file.path} {where}: " + "the true class is missing: " * error.startswith("target '' ")
+    return f"{path} {_place(path, place)}: "
+
+
+def _place(path: Path, row: int) -> str:
+    """A row of a table as its reader finds it."""
+    lines = islice(CsvFile(path).rows(), row, None) if path.suffix.lower() in CSV else iter(())
+    return next((f"line {line}" for line, _ in lines), f"row {row} (counted from 0)")
 
 
 def _from_npz(path: Path, classes: Classes | None, logits: bool, *_: Any) -> Predictions:

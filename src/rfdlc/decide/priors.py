@@ -137,7 +137,7 @@ def estimate_prior(
     Before the samples are seen, the prior may be anything, or near the carried one at a distance that is not known: so
     classes that few samples cannot rule out are kept, rare ones stay near their share unless samples speak against it,
     and large shifts are followed. The posterior is drawn by Gibbs sampling; for many samples, EM (Saerens, Latinne and
-    Decaestecker 2002) finds its mode from all of them. `joint` (C, C) holds the mean predicted probabilities of
+    Decaestecker 2002) finds its mode from all of them. `joint` (C, C) holds sums of predicted probabilities of
     held-out data by true class (see `joint_table`); with it the class-conditional estimate of Lipton, Wang and
     Smola (2018) is made as a check. `drawn` are the probabilities of the samples `gibbs_rows` by calibrators that are
     as probable: the posterior is that of all of them.
@@ -238,15 +238,15 @@ def _most_probable(likelihood: Floats, prior: Prior, pseudo_counts: Floats) -> P
 
 
 def joint_table(probabilities: Floats, targets: Indices, sample_weight: Floats | None = None) -> NDArray[np.float64]:
-    """(C, C): the mean over held-out samples of p(c) where the true class is y, at [c, y]."""
+    """(C, C): the sum over held-out samples of p(c) where the true class is y, at [c, y]; columns sum to samples."""
     joint = np.zeros((probabilities.shape[1], probabilities.shape[1]))
     weights = np.ones(len(targets)) if sample_weight is None else sample_weight
     np.add.at(joint.T, targets, probabilities * weights[:, None])
-    return joint / weights.sum()
+    return joint
 
 
 def _bbse(mean: Prior, joint: Floats, otherwise: Prior) -> Prior:
-    """Least squares for w >= 0 in joint @ w = mean; the prior is w times the held-out prior (the column sums).
+    """Least squares for w >= 0 in joint @ w = mean; the prior is w times the held-out counts (the column sums).
 
     A class that the held-out data lack keeps its share in `otherwise`.
     """

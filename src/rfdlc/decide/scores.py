@@ -26,6 +26,7 @@ KIND, CORRECTED, RAW = "rfdlc_scores", "corrected", "raw"  # a column that says 
 RESERVED = (*BOOK_KEEPING, *DECIDED, *DETAILS, *LOGGED, KIND)
 GIVEN = "the given classes (--classes)"
 EXACT, ROUNDING = 1e-5, 0.02  # sums of rows differ from 1 by the format of numbers, and by rounding to two decimals
+PERCENT = 100  # what rows of percentages sum to
 SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much, and by more where rounding explains it
 ROUNDED, MOST_LOST = (2, 3, 4), 0.5  # decimals of rounded probabilities, and the most that is explained by it
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
@@ -57,6 +58,7 @@ class Scores:
     ids: NDArray[np.str_] | None = None
     unfamiliarity: NDArray[np.float64] | None = None  # (N,) a score of the model's own, larger for less familiar
     groups: Indices | None = None  # (N,) samples with the same number belong together: of a patient, a site
+    names: Sequence[str] = ()  # of the classes, for messages
 
     def __len__(self) -> int:
         return int(self.values.shape[1])
@@ -66,7 +68,10 @@ class Scores:
         particles, samples, classes = self.values.shape
         rows = max(CHUNK_ROWS, CHUNK_ELEMENTS // (particles * classes))
         for start in track(range(0, samples, rows), "Reading scores"):
-            yield slice(start, start + rows), _checked(self.values[:, start : start + rows], start, self.logits)
+            yield (
+                slice(start, start + rows),
+                _checked(self.values[:, start : start + rows], start, self.logits, self.names),
+            )
 
     def checked(self) -> "Scores":
         """The same scores, with all values checked; rounded rows are divided by their sums."""
@@ -134,7 +139,7 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
     fits = values.shape[2] == len(classes)
     own = f"scores have {values.shape[2]} columns but there are {len(classes)} classes ({listing(classes.names, 4)})"
     expect(fits, f"{own}: expected one column per class")
-    return Scores(values, logits, corrected, ids)
+    return Scores(values, logits, corrected, ids, names=classes.names)
 
 
 def check_no_path(given: Any) -> None:
@@ -241,7 +246,7 @@ def _plain_array(given: Any) -> Floats:
         raise InputError(f"scores must be numbers, but they cannot be read as such ({error})") from None
 
 
-def _checked(piece: Floats, start: int, logits: bool) -> Floats:
+def _checked(piece: Floats, start: int, logits: bool, names: Sequence[str]) -> Floats:
     """A chunk (M, n, C), rounded rows divided by their sums; raises for bad rows. A good one costs two passes."""
     total = piece.sum(axis=2)
     if np.isfinite(total).all() if logits else (np.abs(total - 1) <= SUM_TOLERANCE).all() and piece.min() >= 0:
@@ -255,7 +260,7 @@ def _checked(piece: Floats, start: int, logits: bool) -> Floats:
         rows = np.flatnonzero(wrong.any(axis=(0, 2)))
         if len(rows):
             particle, column = np.argwhere(wrong[:, rows[0]])[0]
-            told = f", column {column} (counted from 0): expected {expected}"
+            told = f", column {[*names][column]!r}: expected {expected}" if names else f": expected {expected}"
             raise BrokenRows(f"scores hold {piece[particle, rows[0], column]} in ", (start + rows).tolist(), told)
     if logits:
         return piece
@@ -265,8 +270,10 @@ def _checked(piece: Floats, start: int, logits: bool) -> Floats:
     if len(rows):
         one = "there is one column: for two classes add the other one (1 - p)"
         fix = one if piece.shape[2] == 1 else "divide each row by its sum, or set logits (--logits) if these are logits"
+        percent = piece.max() <= PERCENT and abs(np.median(total) / PERCENT - 1) <= SUM_TOLERANCE
+        fix = "these are percentages: divide them by 100" if percent else fix
         told = f"sums to {total[far[:, rows[0]].argmax(), rows[0]]:.6g}: expected rows that sum to 1"
-        raise BrokenRows("", (start + rows).tolist(), f" of the probabilities {told}; {fix}; rows count from 0")
+        raise BrokenRows("", (start + rows).tolist(), f" of the probabilities {told}; {fix}")
     told = (
         "rows that do not sum to 1 are divided by their sums, and a 0 counts as impossible: better write more decimals"
     )

@@ -15,6 +15,7 @@ from rfdlc.errors import listing
 if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
 
+FEW = 30  # held-out samples of a class: its share is estimated from fewer with a warning
 ENOUGH, LIKELY = 20, 0.6  # samples, and the accuracy of another order of columns, that get a warning
 LOOKED_AT, MOST_ORDERED = 10_000, 1000  # samples for that, and classes: orders are compared in cubic time
 LEAST_SCORED = 1e-6  # the probability from which on a class is one that the model knows
@@ -35,7 +36,7 @@ IMPOSSIBLE = (
     "for; give it a positive training prior"
 )
 NOTHING_LEFT = (
-    " (counted from 0) has all its probability on classes whose target prior is 0, so that nothing is left to "
+    " has all its probability on classes whose target prior is 0, so that nothing is left to "
     "decide from: give these classes a small share"
 )
 DECIDER_FILE = ": expected a JSON file of `--save-decider`, `Decider.save` or a run folder"
@@ -59,6 +60,11 @@ NOT_HELD_OUT = (
     "the held-out samples have none of {}, which the scores give a probability: calibration learns nothing about it, "
     "and leaves its share about as the model has it; hold out samples of it, take calibration='temperature' "
     "(--calibration temperature), which needs none, or give its share (target_prior, --target-prior)"
+)
+FEW_HELD_OUT = (
+    "the estimated class prior rests on few held-out samples ({}): its intervals take calibrated probabilities for "
+    "right, and may be too narrow for these classes; hold out at least {} of each, or give their shares "
+    "(target_prior, --target-prior)"
 )
 ABSENT = (
     "the held-out samples have none of {}, and the class prior that the scores carry has no share for it: calibration "
@@ -130,6 +136,15 @@ def warn_of_absent(decider: "Decider", log_p: Floats, targets: Indices) -> None:
     absent = (carried == 0) & (counts == 0) & (decider.target_prior is None or decider.target_prior > 0)
     if absent.any() and (absent := absent & (softmax(log_p).max(axis=0) > LEAST_SCORED)).any():
         warnings.warn(ABSENT.format(listing(classes.select(np.flatnonzero(absent)))), stacklevel=3)
+
+
+def warn_of_few(decider: "Decider") -> None:
+    """Warn, where a class prior is estimated, of classes whose probabilities few held-out samples have checked."""
+    held = np.zeros(0) if decider.joint is None else decider.joint.sum(axis=0)
+    few = np.flatnonzero((held > 0) & (held < FEW)) if held.sum() > 1.5 else ()  # files of earlier versions have means
+    if len(few):
+        names = decider.utility.classes.names
+        warnings.warn(FEW_HELD_OUT.format(listing(f"{held[c]:.0f} of {names[c]!r}" for c in few), FEW), stacklevel=3)
 
 
 def prior_warning(decider: "Decider", targets: Indices, rare: bool) -> str | None:

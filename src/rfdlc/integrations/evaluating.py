@@ -80,6 +80,7 @@ def evaluate_lake(
 def _targets(column: Any, classes: Classes) -> Indices:
     """Targets as indices; each text is looked up once."""
     coded = column.dictionary_encode()
-    expect(not column.null_count, f"column {TARGET} has {column.null_count} empty cells: expected a class in each")
+    fix = "expected a class in each; a file in memory may be without some (--skip-unknown)"
+    expect(not column.null_count, f"column {TARGET} has {column.null_count} empty cells: {fix}")
     texts = [str(cell).strip() for cell in coded.dictionary.to_pylist()]
     return np.asarray(encode_targets(texts, classes)[coded.indices.to_numpy()])

@@ -15,7 +15,7 @@ from rfdlc.decide import feedback
 from rfdlc.decide import monitor as monitoring
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.metrics import readable
+from rfdlc.decide.metrics import readable, worth_in_words
 from rfdlc.decide.predictions import Predictions, encode_targets
 from rfdlc.decide.priors import estimate_prior
 from rfdlc.decide.rules import UNFAMILIAR
@@ -116,6 +116,15 @@ class Watch:
     options: list[feedback.Revision]
 
     @property
+    def worth(self) -> str:
+        """What expected utilities are called in words."""
+        return "cost" if self.log.decider.utility.has_costs else "utility"
+
+    def shown(self, *ends: float) -> str:
+        """A utility, or both ends of its interval, in words."""
+        return worth_in_words(self.log.decider.utility.has_costs, *ends)
+
+    @property
     def verdict(self) -> list[str]:
         """What to know first, in words."""
         alarms, seen, last = self.monitor.alarms, len(self.log.decisions), self.windows[-1]
@@ -135,8 +144,8 @@ class Watch:
                          f"is {away:.2f} in total variation from the prior that is decided for.")  # fmt: skip
         if alarms[monitoring.UTILITY] is not None:
             lines.append(f"Decisions are worth less (alarm at sample {alarms[monitoring.UTILITY]:,}): "
-                         f"{readable(last.expected_utility)} in the last window; held-out data promised "
-                         f"{readable(promised['realised_utility'])}.")  # fmt: skip
+                         f"{self.shown(last.expected_utility)} in the last window; held-out data promised "
+                         f"{self.shown(promised['realised_utility'])}.")  # fmt: skip
         if not lines:
             lines.append(f"Nothing has changed as far as {counted(seen, 'sample')} show.")
         if self.log.left_out:
@@ -148,7 +157,7 @@ class Watch:
         found = self.realised
         if found is None:
             return []
-        lines = [f"{found.labelled:,} labels: a realised utility of {readable(found.utility)} ({found.ends}); "
+        lines = [f"{found.labelled:,} labels: {found.words}; "
                  f"{found.promise}."]  # fmt: skip
         for option in [each for each in self.options if each.pays][:1]:
             what = {"prior": "A new prior", "calibration": "A recalibration", "both": "A recalibration and a new prior"}

@@ -246,7 +246,7 @@ def test_broken_rows_and_files_are_left_out(lake, tmp_path, name):
         )
         assert [row for own in by_file["rows.parquet"] for row in own["rows"]] == lost
         reasons = " ".join(own["reason"] for own in by_file["rows.parquet"])
-        expected = ["nan in row 17,", "row 420 of the probabilities sums to", "1 empty cells, first in row 690 "]
+        expected = ["nan in row 17,", "row 420 of the probabilities sums to", "1 empty cells, first in row 690:"]
         assert [text for text in expected if text not in reasons] == []
     kept = [i for i in range(700) if i not in lost]
     table = pa.table(rows(9, 700)).take(kept)

@@ -14,7 +14,9 @@ import pytest
 import rfdlc
 from rfdlc import Decider, Predictions, Utility
 from rfdlc.decide.calibrators import Temperature
-from rfdlc.integrations.report.report import quantise
+from rfdlc.decide.intervals import calibration_gap
+from rfdlc.decide.metrics import bin_of
+from rfdlc.integrations.report.report import STEP, quantise
 from rfdlc.integrations.report.runs import ReportRun, as_runs
 
 pytest.importorskip("selenium", reason="no Selenium: pip install selenium")
@@ -95,7 +97,9 @@ class Page:
         decider = Decider(utility, train_prior=carried, target_prior=target, fitted=Temperature(temperature))
         decided = decider.decide(p)
         assert self.actions == [utility.actions[a] for a in decided]
-        expected = rfdlc.evaluate(p, self.run.outcomes.targets, decider).flat()
+        result = rfdlc.evaluate(p, self.run.outcomes.targets, decider)
+        o, expected = result.outcomes, result.flat()
+        expected["ece"] = calibration_gap(o.confidence, o.right, bin_of(o.confidence, STEP)).value
         for name, value in self.metrics.items():
             value = np.nan if value is None else value
             assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-12, nan_ok=True), name

@@ -1,14 +1,19 @@
 """The curves of the report are those of the library."""
 
+import json
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 
 from rfdlc import Decider, Utility, evaluate
 from rfdlc.decide.classes import Classes
 from rfdlc.integrations.report import curves
+from rfdlc.integrations.report.report import STEP, asset, quantise
 from rfdlc.integrations.report.runs import ReportRun
 
-from .conftest import make_predictions
+from .conftest import dequantise, make_predictions
 
 
 @pytest.fixture
@@ -37,6 +42,20 @@ def test_reliability_gives_the_calibration_error(run):
         total = sum(bin["samples"] for bin in bins)
         error = sum(bin["samples"] * abs(bin["accuracy"] - bin["confidence"]) for bin in bins) / total
         assert error == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node, which runs the scripts of the page")
+def test_the_page_finds_the_calibration_error_of_the_headline_where_confidences_are_on_edges():
+    """As those of a forest of 20 trees; the page has them rounded to levels of log p."""
+    rng = np.random.default_rng(0)
+    likely = rng.integers(10, 21, 3000) / 20
+    p = np.stack([likely, 1 - likely], axis=1)
+    y = (rng.random(3000) > likely).astype(int)
+    shown = dequantise(quantise(p))
+    given = json.dumps([shown.max(axis=1).tolist(), shown.argmax(axis=1).tolist(), y.tolist(), STEP])
+    code = f"{asset('decisions.js')}\nconsole.log(calibrationError(...{given}))"
+    found = subprocess.run(["node", "-"], input=code, capture_output=True, text=True, check=True).stdout
+    assert float(found) == pytest.approx(evaluate(p, y).ece, abs=1e-4)
 
 
 def test_frontier_is_what_evaluate_says_for_each_penalty(run):

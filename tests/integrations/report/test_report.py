@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc import Classes, Decider, InputError, Predictions, Utility
 from rfdlc.cli import app
-from rfdlc.integrations.report.report import MOST_CELLS, write_report
+from rfdlc.integrations.report.report import MOST_CELLS, asset, write_report
 from rfdlc.integrations.report.runs import ReportRun, as_runs
 
 from .conftest import make_folder, make_predictions
@@ -40,6 +41,38 @@ def test_report_of_a_run_folder(tmp_path, predictions):
     assert run["made"]["config"]["optimiser"] == {"rate": 0.1, "decay": "Infinity"}
     assert run["made"]["history"]["loss"] == [2.5, 1.5, None]
     assert data["classes"]["rank"] == predictions.classes.rank.tolist()
+
+
+def test_means_are_costs_where_these_were_given(tmp_path, predictions):
+    costs = 1 - np.eye(len(predictions.classes))
+    utility = rfdlc.Utility.from_costs(costs, predictions.classes).with_abstain(-0.3)
+    path = rfdlc.report(predictions, utility, tmp_path / "r.html", bootstrap=0)
+    data, text = data_of(path), path.read_text(encoding="utf-8")
+    metrics = {metric["name"]: metric for metric in data["metrics"]}
+    assert (data["costs"], metrics["mean_utility"]["label"], metrics["mean_utility"]["cost"]) == (
+        True,
+        "mean cost",
+        True,
+    )
+    assert not [own["label"] for own in metrics.values() if "utility" in own["label"]]
+    assert "Promised and realised cost" in text
+    assert "a cost of 2 is −2 here" in text
+    rfdlc.report(predictions, None, path, bootstrap=0)
+    text = path.read_text(encoding="utf-8")
+    assert not data_of(path)["costs"]
+    assert "Promised and realised utility" in text
+    assert "a cost of 2" not in text
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node, which runs the scripts of the page")
+def test_the_page_shows_costs_with_their_sign_changed():
+    metric = json.dumps({"name": "mean_utility", "unit": "", "cost": True})
+    run = json.dumps({"intervals": {"mean_utility": [-0.5, -0.25]}})
+    code = "\n".join(asset(name) for name in ("dom.js", "headline.js"))
+    code += f"\nconsole.log([shown(-0.3, {metric}), intervalText({run}, {metric}), shown(0, {metric}), "
+    code += f"pairedText([-0.1, -0.3, 0.2, 0.5], {metric}), shown(-0.3, {{ unit: '' }})].join('|'))"
+    found = subprocess.run(["node", "-"], input=code, capture_output=True, text=True, check=True, encoding="utf-8")
+    assert found.stdout.strip() == "0.300|0.250 to 0.500|0.000|+0.100 (−0.200 to +0.300)|−0.300"
 
 
 def test_groups_of_samples_are_stated(tmp_path, predictions):

@@ -41,6 +41,7 @@ from rfdlc.integrations.report.runs import ReportRun, Source, as_runs, check_num
 from rfdlc.progress import track
 
 BOOTSTRAP, LEVELS = 200, 65535
+SIGNS = " Costs are utilities with their sign changed: a cost of 2 is −2 here, and means are shown as costs."
 STEP = float(-np.log(PROBABILITY_FLOOR) / LEVELS)
 MOST_CELLS = 2_000_000  # probabilities in one page, all runs together: two bytes each, about 4 MB as text
 SIDE = 72  # pixels of a thumbnail
@@ -121,6 +122,7 @@ def write_report(
         "metrics": [
             {"name": e.name, "label": e.label, "direction": e.metric.direction, "unit": e.metric.unit}
             | {"nested": e.metric.parent is not None, "headline": e.metric.headline}
+            | ({"label": e.label.replace("utility", "cost"), "cost": True} if e.is_cost(utility) else {})
             for e in entries(first.values, shown=True)
         ],
         "classes": {
@@ -134,6 +136,7 @@ def write_report(
         "actions": utility.actions,
         "decided_class": utility.decided_class.tolist(),
         "utility": pack(utility.matrix),
+        "costs": utility.has_costs,
         "runs": [_run_data(run, evaluations[run.name], most, images, seed) for run in track(runs, "Computing charts")],
     }
     for run, found in zip(runs[1:], data["runs"][1:], strict=True):
@@ -217,6 +220,8 @@ def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str
         "script": script,
         "data": text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
         "summary": "\n".join(f"<tr>{row}</tr>" for row in cells),
+        "worth": "cost" if data["costs"] else "utility",
+        "signs": SIGNS if data["costs"] else "",
     }
     return filled("report.html", parts)
 

@@ -46,18 +46,15 @@ def write_page(watched: Watch, out: Path, source: str) -> None:
         beside.write_text(filled("watch.html", parts), encoding="utf-8", newline="\n")
 
 
-def _span(low: float, high: float) -> str:
-    return f"{readable(low)} to {readable(high)}"
-
-
 def _cards(watched: Watch) -> str:
     whole, promised, shift = watched.whole, watched.reference.values(), _shift(watched)[-1]
     doubt = "" if watched.monitor.trusted else " (not to be trusted)"
     away, before = sum(whole.handed_over.values()), sum(promised["handed_over"].values())
     reasons = "; ".join(f"{why} {share:.1%}" for why, share in whole.handed_over.items())
     cards = [
-        (f"Expected utility{doubt}", readable(whole.expected_utility), f"{_span(*whole.interval)}; held-out data: "
-         f"{readable(promised['realised_utility'])} ({_span(*promised['realised_utility_interval'])})"),
+        (f"Expected {watched.worth}{doubt}", watched.shown(whole.expected_utility),
+         f"{watched.shown(*whole.interval)}; held-out data: {watched.shown(promised['realised_utility'])} "
+         f"({watched.shown(*promised['realised_utility_interval'])})"),
         ("Handed over", f"{away:.1%}", f"{reasons}; held-out data: {before:.1%}"),
         ("Unfamiliar", f"{whole.unfamiliar:.1%}", f"held-out data: {promised['unfamiliar']:.1%}"),
         (f"Change of the class prior{doubt}", f"{shift:.2f}", "total variation, last window"),
@@ -65,7 +62,7 @@ def _cards(watched: Watch) -> str:
     if watched.realised is not None:
         own = watched.realised
         note = f"{own.ends}; {own.labelled:,} labels; {own.promise}"
-        cards.insert(1, ("Realised utility", readable(own.utility), note))
+        cards.insert(1, (f"Realised {own.worth}", own.shown(own.utility), note))
     return "".join(
         f'<div class="card"><h3>{name}</h3><p class="value">{value}</p><p class="interval">{escape(note)}</p></div>'
         for name, value, note in cards
@@ -80,13 +77,15 @@ def _shift(watched: Watch) -> list[float]:
 def _charts(watched: Watch) -> str:
     windows, promised = watched.windows, watched.reference.values()
     ends = [window.first + window.samples for window in windows]
-    lows, highs = zip(*(window.interval for window in windows), strict=True)
+    sign = -1 if watched.worth == "cost" else 1
+    lows, highs = zip(*(sorted(sign * end for end in window.interval) for window in windows), strict=True)
     charts = [
-        ("Expected utility", [w.expected_utility for w in windows], promised["realised_utility"], (lows, highs)),
+        (f"Expected {watched.worth}", [sign * w.expected_utility for w in windows],
+         sign * promised["realised_utility"], (lows, highs)),
         ("Change of the class prior (total variation)", _shift(watched), 0.0, None),
         ("Handed over", [sum(w.handed_over.values()) for w in windows], sum(promised["handed_over"].values()), None),
         ("Unfamiliar", [w.unfamiliar for w in windows], promised["unfamiliar"], None),
-    ]
+    ]  # fmt: skip
     return "".join(f"<figure><h3>{name}</h3>{chart(name, ends, *rest)}</figure>" for name, *rest in charts)
 
 
@@ -168,8 +167,15 @@ def _windows(watched: Watch) -> str:
             when = f"{stamp(window.span[0])} ({when})"
         shares = [f"{share:.1%}" for share in (*window.handed_over.values(), window.unfamiliar)]
         fit = f"{window.misfit:.2g}"
-        value = f"{readable(window.expected_utility)} ({_span(*window.interval)})"
+        value = f"{watched.shown(window.expected_utility)} ({watched.shown(*window.interval)})"
         rows.append([when, value, f"{shift:.2f}", *shares, fit])
     reasons = [f"handed over: {why}" for why in watched.whole.handed_over]
-    head = ["samples", "expected utility", "change of the prior", *reasons, "unfamiliar input", "p: label shift fits"]
+    head = [
+        "samples",
+        f"expected {watched.worth}",
+        "change of the prior",
+        *reasons,
+        "unfamiliar input",
+        "p: label shift fits",
+    ]
     return _table(head, rows)

@@ -236,12 +236,12 @@ function classAccuracies(counts, { classCount, actionCount, decidedClass }) {
   return Array.from(right, (value, y) => meanOf(value, all[y]));
 }
 
-// Expected calibration error of the largest probability: bins (lower, upper].
-function calibrationError(confidence, likeliest, targets, bins = 15) {
+// Expected calibration error of the largest probability: bins (lower, upper]. Probabilities of the page are exact to a
+// share of `precision`: what is above an edge by less is on it, as the number was before it was rounded to a level.
+function calibrationError(confidence, likeliest, targets, precision, bins = 15) {
   const gaps = new Float64Array(bins);
   for (let i = 0; i < confidence.length; i++) {
-    let place = 0;
-    while (place < bins - 1 && confidence[i] > (place + 1) / bins) place++;
+    const place = Math.max(Math.ceil(confidence[i] * (bins * (1 - precision))), 1) - 1;
     gaps[place] += (likeliest[i] === targets[i] ? 1 : 0) - confidence[i];
   }
   return meanOf(

@@ -219,20 +219,22 @@ const CHARTS = {
   promised(state) {
     const run = state.workbench.runs[state.index];
     const most = Math.max(...run.promised.map((one) => one.samples));
-    const ends = run.promised.flatMap((one) => [one.promised, one.realised]);
+    const { worth, sign } = state.workbench.problem;
+    const ends = run.promised.flatMap((one) => [sign * one.promised, sign * one.realised]);
     const room = Math.max(1e-6, 0.08 * (Math.max(...ends) - Math.min(...ends)));
     const domain = [Math.min(...ends) - room, Math.max(...ends) + room];
     const diagonal = domain.map((value) => ({ x: value, y: value }));
     const within = (name) => {
       const bounds = run.intervals[name];
-      return bounds ? ` (95 % interval ${decimal(bounds[0])} to ${decimal(bounds[1])})` : "";
+      const [low, high] = bounds ? bounds.map((one) => sign * one).sort((a, b) => a - b) : [];
+      return bounds ? ` (95 % interval ${decimal(low)} to ${decimal(high)})` : "";
     };
     const points = run.promised.map((one) => ({
-      x: one.promised,
-      y: one.realised,
+      x: sign * one.promised,
+      y: sign * one.realised,
       r: 2.5 + 5 * Math.sqrt(one.samples / most),
       name: one.action,
-      title: `${one.action}: promised ${decimal(one.promised)}, realised ${decimal(one.realised)}, difference ${decimal(one.promised - one.realised)}${within(`utility_gap_by_action.${one.action}`)}, ${plural(one.samples, "sample")}`,
+      title: `${one.action}: promised ${decimal(sign * one.promised)}, realised ${decimal(sign * one.realised)}, difference ${decimal(sign * (one.promised - one.realised))}${within(`utility_gap_by_action.${one.action}`)}, ${plural(one.samples, "sample")}`,
     }));
     const span = domain[1] - domain[0];
     const named = [];  // a name that would lie on another one is in the title of its dot alone
@@ -246,13 +248,13 @@ const CHARTS = {
       Object.assign(point, { text: point.name, dx: place > 0.6 ? -8 : 8 });
     }
     chart(chartHost("promised"), {
-      label: "Realised against promised utility of each action",
+      label: `Realised against promised ${worth} of each action`,
       series: [
         { kind: "line", class: "diagonal", silent: true, points: diagonal },
         { kind: "points", class: "run-0", name: "actions", points },
       ],
-      x: { label: "expected utility", domain, format: short },
-      y: { label: "realised utility", domain, format: short },
+      x: { label: `expected ${worth}`, domain, format: short },
+      y: { label: `realised ${worth}`, domain, format: short },
     });
     const unnamed = ([, name]) => {  // the sentence names the others
       const [low, high] = run.intervals[name] ?? [0, 0];
@@ -261,9 +263,9 @@ const CHARTS = {
     const regions = ["head", "med", "tail"]
       .map((region) => [region, `utility_gap_by_region.${region}`])
       .filter(unnamed)
-      .map(([region, name]) => `${region} ${decimal(run.metrics[name])}${within(name)}`);
+      .map(([region, name]) => `${region} ${decimal(sign * run.metrics[name])}${within(name)}`);
     byId("promised-caption").textContent =
-      `Each dot is a decided action. Below the diagonal it was worth less than expected. ${run.promise}${regions.length ? ` Met in predicted regions: ${regions.join(", ")}.` : ""}`;
+      `Each dot is a decided action. ${sign < 0 ? "Above" : "Below"} the diagonal it was worth less than expected. ${run.promise}${regions.length ? ` Met in predicted regions: ${regions.join(", ")}.` : ""}`;
   },
 
   uncertainty(state) {
@@ -329,20 +331,21 @@ const CHARTS = {
     if (!points) return;
     const place = Number(byId("budget").value);
     const [before, chosen, next] = [points[0], points[place], points[Math.min(place + 1, points.length - 1)]];
-    const values = points.map((point) => point.utility);
+    const { worth, sign } = state.workbench.problem;
+    const values = points.map((point) => sign * point.utility);
     const margin = Math.max(1e-6, 0.08 * (Math.max(...values) - Math.min(...values)));
     chart(chartHost("budget"), {
-      label: "Mean utility against the share that is handed over",
+      label: `Mean ${worth} against the share that is handed over`,
       series: [
-        { kind: "line", class: "run-0", name: "mean utility", points: points.map((p) => ({ x: p.share, y: p.utility })) },
-        { kind: "points", class: "here", name: "chosen", points: [{ x: chosen.share, y: chosen.utility, r: 5, title: percent(chosen.share) }] },
+        { kind: "line", class: "run-0", name: `mean ${worth}`, points: points.map((p) => ({ x: p.share, y: sign * p.utility })) },
+        { kind: "points", class: "here", name: "chosen", points: [{ x: chosen.share, y: sign * chosen.utility, r: 5, title: percent(chosen.share) }] },
       ],
       x: percentAxis("at most handed over", [0, 1]),
-      y: { label: "mean utility", domain: [Math.min(...values) - margin, Math.max(...values) + margin], format: short },
+      y: { label: `mean ${worth}`, domain: [Math.min(...values) - margin, Math.max(...values) + margin], format: short },
     });
-    byId("budget-value").textContent = `at most ${percent(chosen.share)} handed over, utility ${decimal(chosen.utility)}`;
+    byId("budget-value").textContent = `at most ${percent(chosen.share)} handed over, ${worth} ${decimal(sign * chosen.utility)}`;
     byId("budget-caption").textContent =
-      `With at most ${percent(chosen.share)} handed over, those for which it is worth most, the mean utility of these samples is ${decimal(chosen.utility)}, ${decimal(chosen.utility - before.utility)} more than without. The next percent brings ${decimal(next.utility - chosen.utility)}. For the utility that the report was written with.`;
+      `With at most ${percent(chosen.share)} handed over, those for which it is worth most, the mean ${worth} of these samples is ${decimal(sign * chosen.utility)}, ${decimal(chosen.utility - before.utility)} better than without. The next percent brings ${decimal(next.utility - chosen.utility)}. For the ${worth} that the report was written with.`;
   },
 
   history(state) {

@@ -2,15 +2,16 @@
 
 const REGIONS = ["head", "med", "tail"];
 
-// A metric is an entry of `data.metrics`: { name, label, direction, unit, nested }.
+// A metric is an entry of `data.metrics`: { name, label, direction, unit, nested }. A `cost` is shown with its sign
+// changed; values and the direction are those of the utility.
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const metricName = ({ label, nested }) => (nested ? el("span", { class: "sub" }, label) : capital(label));
-const shown = (value, { unit }) => (unit === "%" ? percent(value) : decimal(value));
+const shown = (value, { unit, cost }) => (unit === "%" ? percent(value) : decimal(cost ? 0 - value : value));
 
 function intervalText(run, metric) {
   const bounds = run.intervals[metric.name];
   return bounds && bounds[0] !== bounds[1]
-    ? `${shown(bounds[0], metric).replace(" %", "")} to ${shown(bounds[1], metric)}`
+    ? `${shown(bounds[metric.cost ? 1 : 0], metric).replace(" %", "")} to ${shown(bounds[metric.cost ? 0 : 1], metric)}`
     : "";
 }
 
@@ -60,7 +61,7 @@ function drawHeadline(data, run) {
   replace(byId("cards"), [
     card("accuracy", some ? `${answered}; abstained counts as wrong` : "", regionBars),
     card("false_head_rate", "rare classes decided as frequent ones"),
-    card("mean_utility", "by the utility of this report"),
+    card("mean_utility", data.costs ? "by the costs of this report; lower is better" : "by the utility of this report"),
     card("ece", "confidence against accuracy"),
     card("abstention_rate", kept),
   ]);
@@ -84,7 +85,8 @@ function meter(region, value) {
 
 // The paired difference from the first run, with its interval; * where it is significant among all metrics.
 function pairedText([value, low, high, p], metric) {
-  const [by, from, to] = [value, low, high].map((one) => difference(one, metric.unit === "%"));
+  const given = metric.cost ? [value, high, low].map((one) => 0 - one) : [value, low, high];
+  const [by, from, to] = given.map((one) => difference(one, metric.unit === "%"));
   return `${by} (${from} to ${to})${p < 0.05 ? " *" : ""}`;
 }
 

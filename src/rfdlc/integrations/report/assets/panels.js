@@ -4,9 +4,9 @@
 
 const ROUNDING = 1e-12; // sums of the same numbers in another order may differ by this share
 
-function changeMark(before, now, { unit, direction }) {
+function changeMark(before, now, { unit, direction, cost }) {
   const same = Math.abs(now - before) <= ROUNDING * Math.abs(before);
-  const text = difference(same ? 0 : now - before, unit === "%");
+  const text = difference(same ? 0 : cost ? before - now : now - before, unit === "%");
   const sign = { higher: 1, lower: -1 }[direction];
   const way = text === "±0" || text === "" || !sign ? "same" : (now - before) * sign > 0 ? "better" : "worse";
   return el("span", { class: `change ${way}` }, text);
@@ -68,7 +68,7 @@ function drawChanges(state) {
       el(
         "p",
         { class: "hint" },
-        "None: the decisions are those of the given utility. Edit the matrix or move a slider.",
+        `None: the decisions are those of the given ${problem.worth}. Edit the matrix or move a slider.`,
       ),
     );
     return;
@@ -97,7 +97,7 @@ function drawChanges(state) {
   const wasOpen = host.querySelector("details")?.open ?? false;
   replace(
     host,
-    table(["From → to", "Samples", "Now right", "No longer right", "Utility gained"], rows, {
+    table(["From → to", "Samples", "Now right", "No longer right", problem.sign < 0 ? "Cost saved" : "Utility gained"], rows, {
       class: "numbers",
       label: "Changes by kind",
     }),

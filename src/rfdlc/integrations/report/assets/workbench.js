@@ -17,6 +17,8 @@ function makeProblem(data) {
     regionOf: rank ? regionOfEach(regions, names.length) : null,
     headFractions: data.head_fractions,
     metrics: data.metrics,
+    worth: data.costs ? "cost" : "utility",
+    sign: data.costs ? -1 : 1, // costs are utilities with their sign changed
     actions: [],
     decidedClass: [],
     actionOf: names.map(() => -1),
@@ -116,7 +118,7 @@ class Workbench {
     const run = this.runs[index];
     const counts = confusionCounts(run, result.actions, this.problem.actionCount);
     const found = decisionMetrics(run, result.actions, counts, this.U, this.problem);
-    found.metrics.ece = calibrationError(result.confidence, result.likeliest, run.targets);
+    found.metrics.ece = calibrationError(result.confidence, result.likeliest, run.targets, this.step);
     return { ...found, counts };
   }
 
