@@ -261,3 +261,4 @@ def rendezvous(backend: str, rank: int, world_size: int) -> None:
         if time.monotonic() - began > TIMEOUT.total_seconds():
             raise TimeoutError(f"not all of {world_size} processes started within {TIMEOUT}")
     dist.init_process_group(backend, store=PrefixStore(name, store), rank=rank, world_size=world_size, timeout=TIMEOUT)
+    dist.all_reduce(torch.zeros(1))  # of all ranks: one that leaves at once must not close while others still connect
