@@ -76,11 +76,14 @@ def test_wrong_settings_say_what_is_right(given, message):
 
 
 def test_a_small_cnn_that_is_asked_for_trains_as_one_that_a_budget_chooses():
-    small = {"optimiser": "adamw", "learning_rate": 3e-3, "weight_decay": 1e-2, "warmup": 1}
+    small = {"optimiser": "adamw", "learning_rate": 3e-3, "weight_decay": 1e-2, "warmup": 1, "mixup": 0.0}
     _, found = resolve("rf-dlc", "", {"backbone": "cnn"}, "images", 500)
     assert {name: getattr(found, name) for name in small} == small
     _, kept = resolve("rf-dlc", "", {"backbone": "cnn", "learning_rate": 0.05}, "images", 500)
-    assert (kept.optimiser, kept.learning_rate) == ("sgd", 0.05)
+    assert (kept.optimiser, kept.learning_rate, kept.mixup) == ("sgd", 0.05, 0.0)
+    assert resolve("rf-dlc", "", {"backbone": "cnn", "mixup": 0.2}, "images", 500)[1].mixup == 0.2
+    for method in ("mixup", "balpoe"):  # which are what they are by it
+        assert resolve(method, "", {"backbone": "cnn"})[1].mixup == resolve(method, "", {})[1].mixup > 0
 
 
 @pytest.mark.parametrize(("epochs", "warmup"), [(1, 1), (3, 1), (6, 2), (14, 5), (15, 5), (100, 5)])

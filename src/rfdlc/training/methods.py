@@ -358,8 +358,9 @@ def resolve(
     found |= found.pop("heads", {}).get(overrides.get("head", found.get("head")), {})
     sized = _sized(found["preset"], samples)
     mixes = found["preset"] == "table" and row.mixes and overrides.get("backbone", "mixture") in TABULAR
-    small = overrides.get("backbone") == "cnn" and not {*SMALL_CNN} & {*overrides}
-    suited = MIXED if mixes else SMALL_CNN if small else {}
+    suited = MIXED if mixes else {}
+    if overrides.get("backbone") == "cnn":  # it learns in few steps, which mixup slows down
+        suited = ({} if {*SMALL_CNN} & {*overrides} else SMALL_CNN) | ({"mixup": 0.0} if row.mixes else {})
     uniform = "uniform" in (overrides.get("target_prior"), found.get("target_prior"))
     if found["preset"] == "features" and uniform and "calibration" in found:
         found["calibration"] = "temperature"  # biases are noise where rare classes count alike and have one sample
