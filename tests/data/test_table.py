@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import rfdlc
+from rfdlc.data.columns import names_rows
 from rfdlc.data.samples import InputSpec, open_samples
-from rfdlc.data.sources.table import names_rows
 from rfdlc.data.table import TableEncoder, as_text, blurred, parse_column, strays_among
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
@@ -380,7 +380,9 @@ def test_a_limit_of_detection_is_not_a_missing_value(tmp_path: Path, cell: str, 
 
 
 def test_too_many_texts_are_left_out_or_groups() -> None:
-    with pytest.raises(InputError, match=r"--drop ward; .*if rows .* belong together, name it with --groups$") as told:
+    with pytest.raises(
+        InputError, match=r"--drop ward; .* belong together, use --groups ward \(in Python groups='ward'\)$"
+    ) as told:
         TableEncoder.fit({"ward": [f"w{i}" for i in range(1001)]})
     assert "numbers" not in str(told.value)
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.columns import names_rows
 from rfdlc.data.dataset import Dataset, Split, as_inputs, choose_split
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import CROPPED, ImageFiles, Packed, PackedText, Resizing
 from rfdlc.data.load import expanded, find_reader, known_names, load, locate, options_of
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, shards
-from rfdlc.data.sources.table import TARGETS, TableRows, doubtful, names_rows, rows_of_splits, split_column
+from rfdlc.data.sources.table import TARGETS, TableRows, doubtful, rows_of_splits, split_column
 from rfdlc.data.table import TableEncoder, text_column
 from rfdlc.decide.classes import Classes, as_array
 from rfdlc.errors import InputError, expect, listing, suggestion
