@@ -60,8 +60,8 @@ _UNCERTAINTIES: dict[str, Any] = {
 class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A mixture of trees, linear models and networks for imbalanced classes, calibrated; decides by expected utility.
 
-    It trains as `rfdlc train` trains a table: data frames may have texts and dates, data frames and arrays missing
-    values (NaN). Features are standardized inside; sparse input becomes dense input.
+    It trains as `rfdlc train` trains a table: data frames may have texts, dates and identifiers, data frames and arrays
+    missing values (NaN). Features are standardized inside; sparse input becomes dense input.
 
     Parameters
     ----------
@@ -98,6 +98,8 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
         Labels of the classes, their numbers of samples, and labels of the actions.
     decider_, loss_curve_, held_out_loss_curve_ : Decider, lists of float
         From logits to actions; the losses of each epoch of networks alone.
+    left_out_ : tuple of str
+        Columns of the data frame that only name rows, and are not used.
     choice_ : Choice
         Of a mixture: the out-of-fold loss and the weight of each candidate.
 
