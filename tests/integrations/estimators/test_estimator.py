@@ -362,15 +362,15 @@ def test_errors_about_data_frames_name_what_the_estimator_has():
     rng = np.random.default_rng(0)
     size, y = rng.normal(size=1_200), rng.integers(0, 2, 1_200)
     frame = pd.DataFrame(
-        {"claim_id": [f"C{i}" for i in range(1_200)], "size": size, "line": rng.choice(["a", "b"], 1_200)}
+        {"claim": [f"C{i % 1_100}" for i in range(1_200)], "size": size, "line": rng.choice(["a", "b"], 1_200)}
     )
     with pytest.raises(
-        InputError, match=r"X\.drop\(columns=\['claim_id'\]\).*fit\(\.\.\., groups=X\['claim_id'\]\)$"
+        InputError, match=r"X\.drop\(columns=\['claim'\]\).*fit\(\.\.\., groups=X\['claim'\]\)$"
     ) as told:
         RFDLCClassifier().fit(frame, y)
     assert "--" not in str(told.value)
-    kept = frame.drop(columns=["claim_id"])
-    model = RFDLCClassifier(backbone="mlp", epochs=1, random_state=0).fit(kept, y, groups=frame["claim_id"])
+    kept = frame.drop(columns=["claim"])
+    model = RFDLCClassifier(backbone="mlp", epochs=1, random_state=0).fit(kept, y, groups=frame["claim"])
     for call in (model.predict, model.predict_proba, model.decision_function):
         with pytest.raises(ValueError, match=r"0 sample\(s\) .* minimum of 1 is required by RFDLCClassifier"):
             call(kept.iloc[:0])
