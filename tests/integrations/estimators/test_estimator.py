@@ -374,3 +374,16 @@ def test_errors_about_data_frames_name_what_the_estimator_has():
     for call in (model.predict, model.predict_proba, model.decision_function):
         with pytest.raises(ValueError, match=r"0 sample\(s\) .* minimum of 1 is required by RFDLCClassifier"):
             call(kept.iloc[:0])
+
+
+def test_a_budget_leaves_out_candidates(three, capsys):
+    X, y = three
+    whole = RFDLCClassifier(random_state=0, verbose=True).fit(X, y)
+    assert "Fitting arrays" in capsys.readouterr().err
+    short = RFDLCClassifier(random_state=0, budget="0.01s").fit(X, y)
+    assert capsys.readouterr().err == ""
+    assert len(short.choice_.losses) == 1 < len(whole.choice_.losses)
+    with pytest.raises(InputError, match="budget='soon' is not a duration: expected seconds, or a number with s, m"):
+        clone(short).set_params(budget="soon").fit(X, y)
+    with pytest.warns(UserWarning, match="budget has no effect: networks alone take as long as their epochs"):
+        RFDLCClassifier(backbone="mlp", epochs=1, budget=5, random_state=0).fit(X, y)

@@ -5,6 +5,7 @@ Weights and optimizer state are kept as plain arrays by name; networks are built
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
@@ -28,6 +29,7 @@ from rfdlc.errors import choose, expect
 from rfdlc.integrations.sklearn.reading import WIDE, ReadingMixin
 from rfdlc.integrations.sklearn.scoring import named_prior
 from rfdlc.integrations.sklearn.utility_classifier import DecidingMixin, as_sample_weight
+from rfdlc.progress import shown
 
 try:
     import torch
@@ -89,6 +91,9 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
         Class prior where decisions are made: "train" (as in y), "uniform", or shares by class.
     abstain_label, warm_start : object or dict, default -1; bool, default False
         As in `UtilityClassifier`; whether `fit` continues with the networks of the previous call.
+    budget, verbose : float or str, optional; bool, default False
+        Time of a fit, in seconds or as "90s", "2m" or "1h": leaves out slow candidates of a mixture or of trees, as
+        `rfdlc train --budget` does. Whether progress is shown on standard error.
     random_state, device : int, RandomState or None; "auto", "cpu", "cuda" or "cuda:N"
         Seed of everything that is drawn, and where the networks are.
 
@@ -128,6 +133,8 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
     learning_rate: float | str = "auto"
     abstain_label: Any = -1
     warm_start: bool = False
+    budget: float | str | None = None
+    verbose: bool = False
     random_state: Any = None
     device: str = "auto"
 
@@ -139,8 +146,11 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
         known = labels if first else self.classes_
         problem = "warm_start can only be used where `self.classes_` is the same as in the previous call to fit"
         expect(np.array_equal(labels, known), f"{problem}: it was {known}, `y` has {labels}")
-        train = self._train if self.backbone in NETWORKS or self.warm_start or self.early_stopping else self._mix
-        return train(split, labels, np.bincount(split.labels), first)
+        alone = self.backbone in NETWORKS or self.warm_start or self.early_stopping
+        if alone and self.budget is not None:
+            warnings.warn("budget has no effect: networks alone take as long as their epochs", stacklevel=2)
+        with shown() if self.verbose else nullcontext():
+            return (self._train if alone else self._mix)(split, labels, np.bincount(split.labels), first)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train for one pass, without calibration. The first call names all `classes` and scales the features."""
@@ -186,6 +196,8 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
         changes["seed"] = int(self.random_state) if isinstance(self.random_state, Integral) else seed
         if self.batch_size != "auto":
             changes["batch_size"] = self.batch_size
+        if self.budget is not None:
+            changes["budget"] = self.budget
         if self.calibrate is not True:
             changes["calibration"] = self.calibrate or "none"
         changes["prior_tau"] = (1.0,) if self.weighting == "prior" else ()
