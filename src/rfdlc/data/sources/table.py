@@ -141,9 +141,9 @@ class TableRows:
         known = split is None or self._column is not None
         expect(known, f"{path} has no split {split!r}: expected a column 'split' that says it row by row")
         place: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
-        texts = self._texts(target) if target else ("" for batch in self._batches() for _ in range(len(batch)))
+        texts = self.texts(target) if target else ("" for batch in self._batches() for _ in range(len(batch)))
         self.labels = np.array([place.get(text, -1) for text in texts], dtype=np.int64)
-        self.doubt = "" if target is None else doubtful(self.labels, self._texts(target))
+        self.doubt = "" if target is None else doubtful(self.labels, self.texts(target))
         expect(len(self.labels), f"{path}: has no rows{'' if split is None else f' of the split {split!r}'} to predict")
         self._coming: Iterator[Any] = iter(())
         self._held: Any = None  # a table with the rows from `_at` on
@@ -162,7 +162,7 @@ class TableRows:
         rows = self._held.slice(wanted.start - self._at, len(wanted))
         return dict(zip(rows.column_names, rows.itercolumns(), strict=True))
 
-    def _texts(self, column: str) -> Iterator[str | None]:
+    def texts(self, column: str) -> Iterator[str | None]:
         return (text for batch in self._batches() for text in text_column(batch.column(column)))
 
     def _batches(self) -> Iterator[Any]:
