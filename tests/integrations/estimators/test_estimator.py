@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import pydoc
 
 import joblib
 import numpy as np
@@ -17,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import rfdlc
-from rfdlc import Classes, Decider, InputError, RFDLCClassifier, Utility, make_utility_scorer
+from rfdlc import Classes, Decider, InputError, RFDLCClassifier, Utility, UtilityClassifier, make_utility_scorer
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.training.config import TrainConfig
@@ -387,3 +388,17 @@ def test_a_budget_leaves_out_candidates(three, capsys):
         clone(short).set_params(budget="soon").fit(X, y)
     with pytest.warns(UserWarning, match="budget has no effect: networks alone take as long as their epochs"):
         RFDLCClassifier(backbone="mlp", epochs=1, budget=5, random_state=0).fit(X, y)
+
+
+def test_labels_that_differ_in_spelling_alone_are_told(three):
+    X, y = three
+    labels = np.where(y == 0, "bad", np.where(np.arange(len(y)) % 2 == 0, " Bad", "good"))
+    with pytest.warns(UserWarning, match="classes ' Bad', 'bad' differ in case, spaces or hyphens alone"):
+        RFDLCClassifier(backbone="mlp", epochs=1, random_state=0).fit(X, labels)
+
+
+def test_help_shows_short_types():
+    for kind in (RFDLCClassifier, UtilityClassifier):
+        shown = pydoc.plain(pydoc.render_doc(kind))
+        assert "_typing" not in shown
+        assert max(map(len, shown.splitlines())) < 1000

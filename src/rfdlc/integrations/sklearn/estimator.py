@@ -3,6 +3,8 @@
 Weights and optimizer state are kept as plain arrays by name; networks are built from them when they are needed.
 """
 
+from __future__ import annotations  # `help` shows them as written
+
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -18,7 +20,7 @@ from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, check_X_y
 
-from rfdlc.data.dataset import Dataset, Normalisation, Split
+from rfdlc.data.dataset import Dataset, Normalisation, Split, spelt_alike
 from rfdlc.decide import uncertainty
 from rfdlc.decide.classes import Classes, as_classes
 from rfdlc.decide.decider import Decider
@@ -143,6 +145,8 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
         first = not (self.warm_start and self._has_networks)
         split, labels = self._read(X, y, sample_weight, groups, reset=first)
         expect(len(labels) > 1, f"{type(self).__name__} needs at least 2 classes, but y has only one class: {labels}")
+        for told in spelt_alike([str(label) for label in labels]):
+            warnings.warn(told, stacklevel=2)
         known = labels if first else self.classes_
         problem = "warm_start can only be used where `self.classes_` is the same as in the previous call to fit"
         expect(np.array_equal(labels, known), f"{problem}: it was {known}, `y` has {labels}")
