@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "integrations": {"decide", "data", "training"},
     "cli": {"decide", "data", "training", "integrations"},
 }
-SHARED = {"dates", "errors", "files", "imports", "progress", "style", "table_writing", "tables"}
+SHARED = {"dates", "errors", "files", "imports", "progress", "style", "table_cells", "table_writing", "tables"}
 # The order inside `training`: a module imports only modules and packages of earlier rows.
 ORDER_OF_TRAINING = (
     {"distributed", "hub", "trial_plan"},
@@ -43,7 +43,7 @@ ORDER_OF_TRAINING = (
     {"searching"},
     {"sweep"},
 )
-MOST_LINES, MOST_FILES, LONGEST_FILE = 34_217, 172, 400
+MOST_LINES, MOST_FILES, LONGEST_FILE = 34_464, 174, 400
 # Modules that implement one interface several times, and commands, which are named after the functions that they call.
 SAME_INTERFACE = ("cli/", "data/sources/", "integrations/ray.py", "training/networks/fused/")
 OUR_OLD_WORDS = re.compile(

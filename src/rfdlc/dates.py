@@ -1,4 +1,4 @@
-"""Dates and times as people write them: ISO 8601, or day.month.year."""
+"""Dates and times as people write them: ISO 8601, of months their first day, or day.month.year."""
 
 import re
 from collections.abc import Iterable
@@ -9,6 +9,7 @@ from typing import Any
 from rfdlc.errors import InputError
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
+_MONTH = re.compile(r"((?:19|20)\d\d-\d\d)", re.ASCII)  # years alone that are meant: 1200-05 may be a code
 _DOTTED = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)", re.ASCII)  # day, month, year
 # Times in other formats (03/01/2026, 20260301T0930, Unix time), and missing ones: as names, each would be its own day.
 _NO_NAME = re.compile(
@@ -19,10 +20,10 @@ _NO_NAME = re.compile(
 def since_1970(text: str) -> timedelta | None:
     """From 1970-01-01 to a date in ISO 8601 or day.month.year, perhaps with a time (in UTC unless it says its offset).
 
-    >>> since_1970("1970-01-02T12:00+06:00"), since_1970("2.1.1970"), since_1970("2024")
-    (datetime.timedelta(days=1, seconds=21600), datetime.timedelta(days=1), None)
+    >>> since_1970("1970-01-02T12:00+06:00"), since_1970("2.1.1970"), since_1970("1970-02").days, since_1970("2024")
+    (datetime.timedelta(days=1, seconds=21600), datetime.timedelta(days=1), 31, None)
     """
-    text = _iso(text)
+    text = _MONTH.sub(r"\1-01", text) if _MONTH.fullmatch(text) else _iso(text)
     if not _DATE.fullmatch(text):
         return None
     with suppress(ValueError):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rfdlc.errors import BrokenRows, InputError, expect, listing, repeated
 from rfdlc.files import ALWAYS_UNPACKED, check_expansion, ipc_size
 from rfdlc.progress import track
+from rfdlc.table_cells import with_points, without_empty_rows
 
 CSV, PARQUET, ARROW = (".csv", ".tsv"), (".parquet", ".pq"), (".arrow", ".feather")
 SUFFIXES = (*CSV, *PARQUET, *ARROW)
@@ -27,7 +28,6 @@ BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 14  # read at a time from CSV, and from 
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers written by pandas; in sorted rows they reveal the class
 # Spreadsheets compute a cell that begins so, unless an apostrophe is in front; numbers are as harmless as they look.
 FORMULA, NUMBER = r"^'*[=+\-@\t\r\n＝＋－＠]", r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 
 
 def open_table(path: Path, *, of_samples: bool = False) -> "ArrowFile | CsvFile | SplitFiles":
@@ -115,7 +115,7 @@ class ArrowFile:
                 self._check_texts()
                 self._checked = True
             found = self._dataset.to_batches(columns=list(self._fields), batch_size=BATCH_ROWS, **ahead)
-            for batch in bounded(self.path, found, self._stored):
+            for batch in without_empty_rows(self.path, bounded(self.path, found, self._stored)):
                 yield batch if self.names == list(self._fields) else self._flat(batch)
 
     def _check_texts(self) -> None:
@@ -190,7 +190,7 @@ class CsvFile:
         self.path = path
         with reading(path, "CSV in UTF-8"), path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(islice(file, 10 * HEAD_LINES))
-            self._blank = next((i for i, line in enumerate(lines) if line.strip()), 0)
+            self._blank = next((i for i, line in enumerate(lines) if line.strip().strip(",;\t")), 0)
             self._delimiter = delimiter_of(lines)
             reader = csv.reader(lines[self._blank :], delimiter=self._delimiter)
             self.names = [unescaped(cell.strip()) for cell in next(reader, [])]
@@ -212,13 +212,16 @@ class CsvFile:
         layout = {"column_names": self.names, "skip_rows": self._blank, "skip_rows_after_names": int(not self.headless)}
         last: list[Any] = []
         try:
-            for batch in arrow_csv.open_csv(
+            found = arrow_csv.open_csv(
                 self.path,
                 arrow_csv.ReadOptions(**layout, block_size=BLOCK_BYTES),
                 arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
-                arrow_csv.ConvertOptions(column_types=kinds, null_values=[]),
-            ):
-                yield _unescaped(batch if self.decimal == "." else _with_points(batch, numbers))
+                arrow_csv.ConvertOptions(column_types=kinds, null_values=[""]),  # of numbers: texts are never null
+            )
+            for batch in without_empty_rows(self.path, found):
+                if any(column.null_count for column in batch.columns):
+                    self._explain(direct, None)
+                yield _unescaped(batch if self.decimal == "." else with_points(batch, numbers))
                 last = batch.slice(batch.num_rows - 1).to_pylist() or last
         except (OSError, pyarrow.ArrowException) as error:
             self._explain(numbers or (), error)
@@ -229,7 +232,11 @@ class CsvFile:
         """Yield line number and cells of every row that is not blank, after the header; slow, for small files."""
         with reading(self.path, "CSV in UTF-8"), self.path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=self._delimiter, strict=True)
-            rows = ((reader.line_num, [unescaped(cell.strip()) for cell in row]) for row in reader if any(row))
+            rows = (
+                (reader.line_num, [unescaped(cell.strip()) for cell in row])
+                for row in reader
+                if any(map(str.strip, row))
+            )
             yield from islice(rows, int(not self.headless), None)
 
     def _explain(self, numbers: Collection[str], error: Exception | None) -> None:
@@ -298,18 +305,6 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         problem = f"cannot be read as {kind} ({reason}): {other}"
         absent = isinstance(error, FileNotFoundError)
         raise InputError(f"{path}: {'no such file: correct the path' if absent else problem}") from None
-
-
-def _with_points(batch: Any, numbers: Collection[str] | None) -> Any:
-    """Decimal points instead of commas in the text of the columns in `numbers` (float64 then), or without it in all."""
-    from pyarrow import RecordBatch, compute, float64
-
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    for name in columns if numbers is None else numbers:
-        columns[name] = compute.replace_substring_regex(columns[name], DECIMAL_COMMA, r"\1.\2")
-    for name in numbers or ():
-        columns[name] = compute.utf8_trim_whitespace(columns[name]).cast(float64())
-    return RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
 def escaped(cell: str) -> str:

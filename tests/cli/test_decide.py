@@ -999,3 +999,34 @@ def test_tables_are_not_squeezed_where_there_is_no_terminal(run, folder, monkeyp
     assert max(map(len, lines)) > 80
     monkeypatch.setenv("COLUMNS", "60")
     assert max(map(len, run(*words)[1].splitlines()[:-3])) <= 60  # the last lines are text, which the terminal wraps
+
+
+def test_costs_of_two_classes_have_a_threshold(run, folder):
+    (folder / "costs.csv").write_text("true,good,bad\ngood,0,1\nbad,40,0\n")
+    code, out, err = run("utility", "show", "--costs", "costs.csv")
+    assert (code, err) == (0, "")
+    assert "Costs: rows are the true class" in " ".join(out.split())
+    assert re.search(r"bad +40 +0", out)
+    told = "bad is decided where the probability of bad is above 2.44%."
+    assert told in " ".join(out.split())
+    shares = pytest.approx({"good": 40 / 41, "bad": 1 / 41})
+    assert json.loads(run("utility", "show", "--costs", "costs.csv", "--json")[1])["thresholds"] == shares
+    code, out, err = run("utility", "show", "costs.csv")
+    assert "if these are costs, give them with --costs" in err
+    for words in ((), ("costs.csv", "--costs", "costs.csv")):
+        code, _, err = run("utility", "show", *words)
+        assert (code, "expected one, a utility or --costs FILE" in err) == (2, True)
+    p = np.array([0.02, 0.024, 0.025, 0.5])
+    rows = [f"{1 - each},{each},{name}" for each, name in zip(p, ("good", "bad", "good", "bad"), strict=True)]
+    (folder / "two.csv").write_text("\n".join(["good,bad,target", *rows]))
+    found = json.loads(run("decide", "two.csv", "--costs", "costs.csv", "--json")[1])
+    assert found["thresholds"] == shares
+    assert [row["action"] for row in found["decisions"]] == ["good", "good", "bad", "bad"]
+    for command in ("decide", "evaluate"):
+        assert told in " ".join(run(command, "two.csv", "--costs", "costs.csv")[1].split())
+        assert "is above" not in run(command, "two.csv", "--costs", "costs.csv", "--abstain", "-0.5")[1]
+    (folder / "costs.csv").write_text("true,bad,good\nbad,0,40\ngood,1,0\n")  # in another order
+    assert told in " ".join(run("utility", "show", "--costs", "costs.csv")[1].split())
+    assert "thresholds" not in json.loads(run("decide", "two.csv", "--rule", "argmax", "--json")[1])
+    assert Utility([[0, -40], [-1, 0]], ["bad", "good"], ["good", "bad"]).threshold == pytest.approx(40 / 41)
+    assert Utility([[1, 0], [1, 0]]).threshold is None

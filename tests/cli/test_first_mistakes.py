@@ -106,13 +106,45 @@ def test_thousands_separators_are_told():
     rng = np.random.default_rng(0)
     texts = [f"{value:,.2f}".translate(str.maketrans(",.", ".,")) for value in rng.uniform(10, 20_000, 3000)]
     frame = pd.DataFrame({"amount": texts, "target": ["a", "b"] * 1500, "x": range(3000)})
-    with pytest.raises(InputError, match="look like numbers: write them without thousands separators"):
-        rfdlc.load(pd.concat([frame, frame]))
+    for rows in (pd.concat([frame, frame]), frame, frame[:600], frame[:40]):  # repeated, and all different
+        with pytest.raises(InputError, match="look like numbers: write them without thousands separators"):
+            rfdlc.load(rows)
     few = pd.DataFrame({"amount": ["1,200", "950", "3,400,000", "12"] * 10, "target": ["a", "b"] * 20})
-    with pytest.warns(UserWarning, match="such as '(1,200|3,400,000)' look like numbers: write them without"):
+    with pytest.raises(InputError, match=r"such as '1,200' that look like numbers.*--drop amount; in Python drop="):
         rfdlc.load(few)
     with warnings.catch_warnings(action="error"):
         rfdlc.load(pd.DataFrame({"host": ["10.0.0.1", "web", "192.168.100.200"] * 10, "target": ["a", "b"] * 15}))
+
+
+MISREAD = {
+    "numbers": ("21,759.78", "21'759.78", "21 759.78", "21\u00a0759,78", "\u20ac217.50", "CHF 21'759.78", "$1", "3,5"),
+    "percentages": ("38.9%", "12 %", "-3,5%"),
+    "dates": ("08/11/2020", "8/11/20 12:30", "2020/11/08", "08-11-2020", "8-Nov-20", "8 November 2020", "Nov 8, 2020"),
+}
+
+
+@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in MISREAD.items() for text in texts])
+def test_texts_that_mean_something_else_are_told(kind, text):
+    frame = pd.DataFrame({"x": range(40), "bill": [text, ""] * 20, "target": ["a", "b"] * 20})
+    with pytest.raises(InputError, match=f"'bill' holds texts such as .* that look like {kind}: "):
+        rfdlc.load(frame)
+
+
+def test_months_are_dates():
+    frame = pd.DataFrame({"month": ["2020-03", "2019-12", "2020-04", "2020-03-05"] * 10, "target": ["a", "b"] * 20})
+    code = rfdlc.load(frame).encoder.columns[0]
+    assert code.is_date
+    assert code.transform(["2020-03", "2020-03-01"], []).tolist() == [[18322], [18322]]
+
+
+def test_codes_are_no_dates_or_numbers():
+    codes = {
+        "part": ["1200-05", "9", "1234-77"],
+        "size": ["S", "1 200", "2 100"],
+        "ip": ["10.0.0.1", "10.1.2.3", "::1"],
+    }
+    frame = pd.DataFrame({**{name: own * 12 for name, own in codes.items()}, "target": ["a", "b"] * 18})
+    assert len(rfdlc.load(frame).encoder.features) == 9
 
 
 def test_paths_from_the_current_folder_are_told(tmp_path, monkeypatch):

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import rfdlc
+from rfdlc.data.columns import names_rows
 from rfdlc.data.samples import InputSpec, open_samples
-from rfdlc.data.sources.table import names_rows
 from rfdlc.data.table import TableEncoder, as_text, blurred, parse_column, strays_among
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
@@ -380,7 +380,9 @@ def test_a_limit_of_detection_is_not_a_missing_value(tmp_path: Path, cell: str, 
 
 
 def test_too_many_texts_are_left_out_or_groups() -> None:
-    with pytest.raises(InputError, match=r"--drop ward; .*if rows .* belong together, name it with --groups$") as told:
+    with pytest.raises(
+        InputError, match=r"--drop ward; .* belong together, use --groups ward \(in Python groups='ward'\)$"
+    ) as told:
         TableEncoder.fit({"ward": [f"w{i}" for i in range(1001)]})
     assert "numbers" not in str(told.value)
 
@@ -748,7 +750,8 @@ def test_dates_are_days_since_1970(tmp_path: Path, kind: str) -> None:
 def test_classes_that_differ_in_spelling_alone_are_named(tmp_path: Path) -> None:
     names = ["No Defect", "no-defect", "1", "-1", "deep"] * 4
     (tmp_path / "t.csv").write_text("x,class\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names)))
-    found = [note for note in rfdlc.load(tmp_path / "t.csv").notes if "spell them alike" in note]
+    with pytest.warns(UserWarning, match="classes 'No Defect', 'no-defect' differ in case"):
+        found = [note for note in rfdlc.load(tmp_path / "t.csv").notes if "spell them alike" in note]
     assert found == [
         "classes 'No Defect', 'no-defect' differ in case, spaces or hyphens alone: if they are one class, "
         "spell them alike"

@@ -23,8 +23,23 @@ def mean_values(utility: "rfdlc.Utility", value: float) -> dict[str, float]:
     return {"mean_expected_utility": value} | ({"mean_expected_cost": 0.0 - value} if utility.has_costs else {})
 
 
+def thresholds(utility: "rfdlc.Utility") -> dict[str, Any]:
+    """Of two classes and two actions, for JSON: the probability of each class above which the action changes."""
+    share, names = utility.threshold, utility.classes.names
+    return {} if share is None else {"thresholds": dict(zip(names, (1 - share, share), strict=True))}
+
+
+def threshold_lines(utility: "rfdlc.Utility") -> list[str]:
+    """The lower of these thresholds in words."""
+    shares = thresholds(utility).get("thresholds", {})
+    lowest = sorted(enumerate(shares.items()), key=lambda each: each[1][1])[:1]
+    told = "{} is decided where the probability of {} is above {:.3g}%.".format
+    return [told(utility.actions[utility.matrix[c].argmax()], name, 100 * share) for c, (name, share) in lowest]
+
+
 def calibrated_lines(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> list[str]:
     known = [f"Calibrated: {decider.fitted.short}."] if decider.fitted else []
+    known += threshold_lines(decider.utility) if _has_threshold(decider) else []
     return [*known, f"D{decider.decided_for[1:]}{decider.left_open(predictions)}."]
 
 
@@ -123,9 +138,15 @@ def decider_summary(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") 
         intervals["expected_utility_interval"] = decider.utility_interval(predictions, estimate)
     shares = None if target is None else dict(zip(names, target.tolist(), strict=True))
     fitted = str(decider.fitted) if decider.fitted else None
-    known = {"rule": decider.rule, "combine": decider.combine, "calibration": fitted}
+    known: dict[str, Any] = {"rule": decider.rule, "combine": decider.combine, "calibration": fitted}
     told = decider.decided_for + ("" if estimate is not None else decider.left_open(predictions))
+    known |= thresholds(decider.utility) if _has_threshold(decider) else {}
     return intervals | known | {"decided_for": told, "target_prior": shares}
+
+
+def _has_threshold(decider: "rfdlc.Decider") -> bool:
+    """Whether its decisions are those of a threshold on the probability of the second class."""
+    return decider.utility.threshold is not None and decider.rule == "expected-utility" and decider.budget is None
 
 
 def likeliest(decider: "rfdlc.Decider") -> str:

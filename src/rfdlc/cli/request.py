@@ -195,9 +195,9 @@ class Request(UtilityRequest):
             if {*classes.names} == {*like.names}:
                 classes = classes.in_order(like.names)
         found = self.load(file, classes, columns, skip)
-        if twice := repeated(() if found.ids is None else found.ids.tolist()):
+        if twice := repeated(() if found.ids is None or self.groups == "id" else found.ids.tolist()):
             told = f"{file}: {counted(len(twice), 'id')} {are(len(twice))} in several rows ({listing(twice, 3)})"
-            fix = "remove repeated rows, if they are the same sample"
+            fix = "remove repeated rows, if they are the same sample; if ids name patients, use --groups id"
             warnings.warn(f"{told}, and each row counts: {fix}", stacklevel=2)
         if {*columns} <= {*found.columns}:  # the others are those of labels
             reading.check_groups(found, self.groups, str(file))

@@ -6,10 +6,11 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from rfdlc.cli.decisions import threshold_lines, thresholds
 from rfdlc.cli.reading import BUILDERS, read_classes, read_utility
 from rfdlc.cli.request import AbstainOption, Force, JsonOption, PenaltyOption
 from rfdlc.cli.writing import check_writable, new_table, output
-from rfdlc.errors import choose
+from rfdlc.errors import choose, expect, listing
 from rfdlc.files import replacing
 
 app = typer.Typer(help="Write and look at utility matrices U[true, action].", no_args_is_help=True)
@@ -47,26 +48,38 @@ def new(
 
 
 @app.command("show")
-def show(file: Annotated[Path, Argument(help="A utility as CSV.")], json: JsonOption = False) -> None:
-    """Print a utility matrix in colour: green is gain, red is loss.
+def show(
+    file: Annotated[Path | None, Argument(help="A utility as CSV.", show_default=False)] = None,
+    costs: Annotated[Path | None, Option(help="CSV of costs instead of utilities: U = -cost.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Print a utility matrix in colour: green is gain, red is loss. With two classes and actions, the threshold, too.
 
-    **Example**
+    **Examples**
 
     - `rfdlc utility show U.csv`
+    - `rfdlc utility show --costs costs.csv`
     """
-    utility = read_utility(str(file), None)
-    output(json, utility.to_dict(), _heat_map(utility))
+    given = [str(path) for path in (file, costs) if path is not None]
+    expect(len(given) == 1, f"got {listing(given) or 'no table'}: expected one, a utility or --costs FILE")
+    utility = read_utility(given[0], None, costs=costs is not None)
+    output(
+        json, utility.to_dict() | thresholds(utility), _heat_map(utility, costs is not None), *threshold_lines(utility)
+    )
 
 
-def _heat_map(utility: Any) -> Any:
+def _heat_map(utility: Any, costs: bool = False) -> Any:
     from rich.text import Text
 
     if max(utility.matrix.shape) > SHOWN:
         return repr(utility)
     scale = float(abs(utility.matrix).max()) or 1.0
-    table = new_table("true", *utility.actions, title="Utility: rows are the true class, columns the action")
+    what = "Costs" if costs else "Utility"
+    table = new_table("true", *utility.actions, title=f"{what}: rows are the true class, columns the action")
     for name, row in zip(utility.classes.names, utility.matrix, strict=True):
-        table.add_row(name, *(Text(f"{value:g}", style=_shade(value / scale)) for value in row))
+        shown = 0.0 - row if costs else row
+        cells = (Text(f"{value:g}", style=_shade(own / scale)) for value, own in zip(shown, row, strict=True))
+        table.add_row(name, *cells)
     return table
 
 

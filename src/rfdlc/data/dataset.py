@@ -326,3 +326,11 @@ def as_images(where: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     rule += "; leave out transparency, images[..., :3]" if images.shape[-1] == 4 else ""
     expect(images.shape[-1] in (1, 3), rule)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def spelt_alike(names: Sequence[str]) -> list[str]:
+    """What to say of classes whose names, if they have letters, differ in case, spaces or hyphens alone."""
+    spelt: dict[str, list[str]] = {}
+    for name in (name for name in names if re.search(r"[^\W\d_]", name)):
+        spelt.setdefault("".join(re.split(r"[\s_-]+", name.casefold())), []).append(name)
+    return [SPELT.format(listing(map(repr, each))) for each in spelt.values() if len(each) > 1]

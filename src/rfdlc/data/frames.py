@@ -2,6 +2,7 @@
 
 import re
 import reprlib
+import warnings
 from collections.abc import Mapping, Sized
 from contextlib import suppress
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from rfdlc.decide.classes import as_array
 from rfdlc.errors import InputError, expect, listing
+from rfdlc.table_cells import skipped
 from rfdlc.tables import check_names
 
 CLASS, SPLIT = "target", "split"  # columns of what is given beside a data frame
@@ -26,11 +28,10 @@ def is_frame(source: Any) -> bool:
 def columns_of(source: Any) -> dict[str, Any]:
     """Columns of a data frame, or of data frames by split, with those of labels that are given beside."""
     if not isinstance(source, dict | tuple | list):
-        check_names("data frame", [str(name) for name in source.columns])
-        return frame_columns(source)
+        return _without_empty_rows(_checked(source))
     parts = list[dict[str, Any]]()
     for split, (frame, labels) in source.items() if isinstance(source, dict) else [("", source)]:
-        own, cells = columns_of(frame), np.array(as_array(labels), dtype=object)
+        own, cells = _checked(frame), np.array(as_array(labels), dtype=object)
         taken = [name for name in own if name in (CLASS, SPLIT)]
         expect(not taken, f"data frame: column {listing(taken)} beside labels: rename or drop it")
         told = f"data frame: {len(frame):,} rows and labels of shape {cells.shape}: expected one label per row"
@@ -39,6 +40,22 @@ def columns_of(source: Any) -> dict[str, Any]:
     differ = sorted({name for own in parts for name in own if not all(name in each for each in parts)})
     expect(not differ, f"data frames of splits: column {listing(differ)} is not in all of them: add or drop it")
     return {name: np.concatenate([own[name] for own in parts]) for name in parts[0]}
+
+
+def _checked(frame: Any) -> dict[str, NDArray[Any]]:
+    check_names("data frame", [str(name) for name in frame.columns])
+    return frame_columns(frame)
+
+
+def _without_empty_rows(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Without the rows in which every cell is missing, as those of a CSV file are left out."""
+    empty = [*range(len(next(iter(columns.values()))))]
+    for cells in columns.values():
+        empty = [row for row in empty if _is_missing(cells[row])]
+    if empty:
+        warnings.warn(skipped("data frame", len(empty)), stacklevel=2)
+        return {name: np.delete(cells, empty) for name, cells in columns.items()}
+    return columns
 
 
 def frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
@@ -76,7 +93,11 @@ def with_items(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_missing(cell: Any) -> bool:
-    return cell is None or type(cell).__name__ == "NAType" or (isinstance(cell, float) and cell != cell)
+    return (
+        cell is None
+        or type(cell).__name__ in ("NAType", "NaTType")
+        or (isinstance(cell, float | np.floating) and cell != cell)
+    )
 
 
 def _numbers(cell: Any) -> NDArray[np.float64]:

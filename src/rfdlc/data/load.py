@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
 from rfdlc.data.copies import hashes
-from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, SHARED_GROUPS, SPELT, Dataset, Normalisation
+from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, SHARED_GROUPS, Dataset, Normalisation, spelt_alike
 from rfdlc.data.frames import is_frame
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, shards, table
 from rfdlc.errors import InputError, expect, listing, suggestion
@@ -123,7 +123,9 @@ def load(
     data = reader(place, *of_images, **{name: value for name, value in checked.items() if name in options_of(reader)})
     if checked["groups"] is not None and "groups" not in options_of(reader):  # of a table, groups are a column
         data = _with_groups(data, Path(checked["groups"]).expanduser())
-    data = replace(data, notes=(*data.notes, *_shared(data), *_alike(data.classes.names)))
+    data = replace(data, notes=(*data.notes, *_shared(data), *(alike := spelt_alike(data.classes.names))))
+    for told in alike:
+        warnings.warn(told, stacklevel=2)
     if data.val is None and (copies := int((data.train.first != np.arange(len(data.train))).sum())):
         data = replace(data, notes=(*data.notes, COPIES.format(copies), *filter(None, [data.train.joined])))
     # Rows of a table are split before they are encoded; a table of images needs the fraction for `time` alone.
@@ -156,14 +158,6 @@ def locate(source: str | Path, root: str | Path | None) -> Path:
         return inside / path
     listed = path.suffix.lower() == ".txt" or image_table.image_column(path, inside) is not None
     return path if (image_lists.find_lists(path) if path.is_dir() else listed) else inside / path
-
-
-def _alike(names: Sequence[str]) -> list[str]:
-    """Notes on classes whose names, if they have letters, differ in case, spaces or hyphens alone."""
-    spelt: dict[str, list[str]] = {}
-    for name in (name for name in names if re.search(r"[^\W\d_]", name)):
-        spelt.setdefault("".join(re.split(r"[\s_-]+", name.casefold())), []).append(name)
-    return [SPELT.format(listing(map(repr, each))) for each in spelt.values() if len(each) > 1]
 
 
 def _shared(data: Dataset) -> list[str]:

@@ -14,14 +14,16 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.columns import names_rows
 from rfdlc.data.dataset import Dataset, Split, as_inputs, choose_split
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import CROPPED, ImageFiles, Packed, PackedText, Resizing
 from rfdlc.data.load import expanded, find_reader, known_names, load, locate, options_of
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, shards
-from rfdlc.data.sources.table import TARGETS, TableRows, doubtful, names_rows, rows_of_splits, split_column
+from rfdlc.data.sources.table import TARGETS, TableRows, doubtful, rows_of_splits, split_column
 from rfdlc.data.table import TableEncoder, text_column
 from rfdlc.decide.classes import Classes, as_array
+from rfdlc.decide.scores import GROUP
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import is_table, open_table, parquet_files, split_files
 
@@ -41,6 +43,7 @@ class InputSpec:
     encoder: TableEncoder | None = None
     resizing: Resizing = CROPPED
     target: str | None = None  # the class column of the training table, where it was named
+    groups: str | None = None  # and its column of groups
     embedding: Embedding | None = None  # how the features were made, where that is known
 
 
@@ -179,7 +182,7 @@ def _with_columns(
 
     def columns(wanted: range) -> dict[str, Any]:
         cells = rows[wanted]
-        return {name: _plain(cells[name]) for name in keep}
+        return {**samples.columns(wanted), **{name: _plain(cells[name]) for name in keep}}
 
     return replace(samples, columns=columns)
 
@@ -262,12 +265,20 @@ def of_files(
 
 
 def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
-    """Rows encoded as the training rows were. Of the other columns, the one that named rows there gives the ids."""
+    """Rows encoded as the training rows were. Of the other columns, the one that named rows there gives the ids.
+
+    That of groups is copied as `group`; an empty cell is a group of its own.
+    """
+    from pyarrow import array
+
     encoder: Any = spec.encoder
     features = {column.name for column in encoder.columns}
     split = choose_split(str(path), parts, split) if (parts := split_files(path)) else split
     rows = TableRows(path, split, target_column(path, spec, features), spec.classes.names)
-    others = [name for name in rows.names if name not in features]
+    others = [name for name in rows.names if name not in features and name != spec.groups]
+    group_of = None
+    if spec.groups in rows.names and GROUP not in spec.classes.names:
+        group_of = np.array([text or f"row {row}" for row, text in enumerate(rows.texts(spec.groups), 1)])
     identity = encoder.identity if encoder.identity in others else next(filter(names_rows, others), None)
     told = set[str]()  # each column is named once, however many chunks there are
 
@@ -280,7 +291,11 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
             raise InputError(f"{path}{'' if split is None else f', split {split}'}: {error}") from None
         return Chunk(Split(features, rows.labels[wanted.start : wanted.stop], ids))
 
-    return Samples(rows.labels, identity is not None, _state(path), read, doubt=rows.doubt)
+    def columns(wanted: range) -> dict[str, Any]:
+        return {} if group_of is None else {GROUP: array(group_of[wanted.start : wanted.stop])}
+
+    known: dict[str, Any] = {"groups": group_of, "doubt": rows.doubt, "columns": columns}
+    return Samples(rows.labels, identity is not None, _state(path), read, **known)
 
 
 def _embedded(path: Path, spec: InputSpec, split: str | None, made: Embedding) -> Samples:

@@ -24,10 +24,8 @@ MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "<na>", "nat"}
 MOST_CATEGORIES = 1000
 FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
-GROUPED = re.compile(r"[-+]?\d{1,3}([.,' \u00a0\u202f]\d{3})+([.,]\d+)?", re.ASCII)  # with thousands separators
 LIMIT = re.compile(r"[<>\u2264\u2265]=?\s*\d+([.,]\d+)?", re.ASCII)  # below or above what can be measured
 DIGITS = re.compile(r"\d+", re.ASCII)
-DECIMAL = re.compile(r"[-+]?\d+([.,]\d+)?", re.ASCII)
 UNSEEN = (
     "column {!r} has categories that training did not see{}: for the model these rows have none of its categories{}"
 )
@@ -148,12 +146,20 @@ def _arrow_texts(column: Any) -> Any:
     return compute.if_else(compute.is_in(compute.utf8_lower(texts), value_set=array(sorted(MISSING))), None, texts)
 
 
+def dropping(names: Sequence[str], frame: str = "") -> str:
+    """How to leave columns out: as options, or of a `frame` that is given to an estimator."""
+    options = " ".join(f"--drop {shlex.quote(name)}" for name in names)
+    return f"{frame}.drop(columns={[*names]})" if frame else f"{options}; in Python drop={[*names]}"
+
+
+def grouping(name: str, frame: str = "") -> str:
+    """How to keep rows of one value together, in the same ways."""
+    option = f"--groups {shlex.quote(name)} (in Python groups={name!r})"
+    return f"fit(..., groups={frame}[{name!r}])" if frame else option
+
+
 def strays_among(values: Sequence[str]) -> str:
-    """What to say of the few texts among numbers or dates, and of numbers with thousands separators."""
-    numeric = [text for text in values if GROUPED.fullmatch(text) or DECIMAL.fullmatch(text)]
-    grouped = [text for text in numeric if GROUPED.fullmatch(text) and not is_number(text)]
-    if grouped and len(values) - len(numeric) < FEW * len(values):
-        return f"; texts such as {grouped[0]!r} look like numbers: write them without thousands separators"
+    """What to say of the few texts among numbers or dates."""
     for kind, fits in (("number", is_number), ("date", is_date)):
         texts = [text for text in values if not fits(text)]
         if 0 < len(texts) < FEW * len(values):
@@ -304,13 +310,8 @@ class TableEncoder:
         strays = {name: strays_among(own) for name, own in many.items()}
         most = f"too many to be categories (at most {MOST_CATEGORIES})"
         each = [f"column {name!r} has {len(own)} different texts, {most}{strays[name]}" for name, own in many.items()]
-        drop, group = (
-            f"{' '.join(f'--drop {shlex.quote(name)}' for name in many)}; in Python drop={[*many]}",
-            "--groups",
-        )
-        if frame:
-            drop, group = f"{frame}.drop(columns={[*many]})", f"fit(..., groups={frame}[{next(iter(many), '')!r}])"
-        belong = "" if all(strays.values()) else f"; if rows with the same text belong together, name it with {group}"
+        drop, group = dropping([*many], frame), grouping(next(iter(many), ""), frame)
+        belong = "" if all(strays.values()) else f"; if rows with the same text belong together, use {group}"
         expect(not many, f"{listing(each)}; leave out what is not a category ({drop}){belong}")
         return cls(columns)
 

@@ -16,6 +16,7 @@ from rfdlc.decide.priors import as_groups
 from rfdlc.decide.scores import (
     BOOK_KEEPING,
     GIVEN,
+    GROUP,
     KIND,
     Scores,
     as_scores,
@@ -294,7 +295,8 @@ def _from_table(
         classes = Classes(tuple(names))
     column_order(file.names, classes, str(path), known_by)
     # A class may be called id, as Indonesian is among languages.
-    texts = [n for n in file.names if n in columns or (n in (*BOOK_KEEPING, KIND) and n not in classes.names)]
+    own = (*BOOK_KEEPING, KIND, *({GROUP} - {*class_columns(file.names)}))
+    texts = [n for n in file.names if n in columns or (n in own and n not in classes.names)]
     try:
         values, found = read_numbers(file, classes.names, texts)
     except InputError as error:
@@ -314,6 +316,7 @@ def _from_table(
     kind, known = "logits" if logits else "probabilities", {"targets": found.get("target"), "ids": found.get("id")}
     if labels is not None and not all(found["target"]):
         del known["targets"]
+    known["groups"] = found.get(GROUP) if KIND in file.names else None
     try:
         loaded = Predictions(**{kind: values}, **known, classes=classes, corrected=correction(found.get(KIND, ())))
     except InputError as error:

@@ -23,6 +23,7 @@ DECIDED = ("action", "expected_utility")  # nor are these two, if both are there
 DETAILS = ("reason", "set", "set_size")  # nor these, beside those two
 LOGGED = ("time", "decider")  # nor these of a log of decisions
 KIND, CORRECTED, RAW = "rfdlc_scores", "corrected", "raw"  # a column that says what the probabilities are
+GROUP = "group"  # after that column: what samples belong to, if a run was trained with groups
 RESERVED = (*BOOK_KEEPING, *DECIDED, *DETAILS, *LOGGED, KIND)
 GIVEN = "the given classes (--classes)"
 EXACT, ROUNDING = 1e-5, 0.02  # sums of rows differ from 1 by the format of numbers, and by rounding to two decimals

@@ -285,6 +285,20 @@ class Utility:
                 found[self.actions[action]] = self.actions[better.argmax()]
         return found
 
+    @property
+    def threshold(self) -> float | None:
+        """Of two classes and two actions: the probability of the second class above which the action changes.
+
+        None for other tables, and where one action is always at least as good.
+
+        >>> Utility.from_costs([[0, 1], [40, 0]], ["good", "bad"]).threshold == 1 / 41
+        True
+        """
+        if self.matrix.shape != (2, 2):
+            return None
+        first, second = (self.matrix[:, 1] - self.matrix[:, 0]).tolist()  # what the second action gains in each class
+        return float(first / (first - second)) if first * second < 0 else None
+
     @cached_property
     def class_action(self) -> Indices:
         """The action that decides for each class, or -1 if there is none."""

@@ -69,9 +69,10 @@ class Model:
         self.device = next(net.parameters()).device
         self.config = run.config.replace(device=str(self.device))
         self.input_shape, self.normalisation, self.encoder, self.resizing = _samples_of(run)
-        target, made = run.metadata["data"].get("options", {}).get("target"), run.metadata["data"].get("embedding")
+        options, made = run.metadata["data"].get("options", {}), run.metadata["data"].get("embedding")
         self.embedding = None if made is None else Embedding.read(made, run.path / "config.json")
-        self._spec = InputSpec(run.classes, self.input_shape, self.encoder, self.resizing, target, self.embedding)
+        shape, roles = self.input_shape, (options.get("target"), options.get("groups"))
+        self._spec = InputSpec(run.classes, shape, self.encoder, self.resizing, *roles, self.embedding)
         saved = run.path / "decider.json"  # before calibration, a Decider that leaves probabilities alone
         found = Decider.load(saved).replace(classes=run.classes) if saved.exists() else None
         self.decider = found or new_decider(run.method_name, run.config, run.classes)
@@ -134,9 +135,8 @@ class Model:
         if not card.exists():
             card.write_text(hub.model_card(name, self.path, self.decider), encoding="utf-8")
         elif hub.tells_otherwise(card, self.decider):
-            warnings.warn(
-                f"{card} was kept, but is about other decisions: edit it, or delete it and save", stacklevel=3
-            )
+            told = f"{card} was kept, but is about other decisions: edit it, or delete it and save"
+            warnings.warn(told, stacklevel=3)
         return folder
 
     def predict(
@@ -209,8 +209,10 @@ class Model:
             warnings.warn(told, stacklevel=3)
         found = [predictions for _, predictions, _ in pieces if predictions is not None]
         expect(found, f"none of the samples can be read, the first: {''.join(pieces[0][2].broken[:1])}")
-        labels = np.concatenate([piece.split.labels for _, _, piece in pieces])
+        splits: list[Any] = [piece.split for _, _, piece in pieces]
+        labels = np.concatenate([own.labels for own in splits])
         known: dict[str, Any] = {"targets": labels} if labels.min() >= 0 else {}
+        known |= {} if samples.groups is None else {"groups": np.concatenate([own.groups for own in splits])}
         for name in ("ids", "uncertainty", "unfamiliarity"):
             if getattr(found[0], name) is not None:
                 known[name] = np.concatenate([getattr(predictions, name) for predictions in found])
@@ -278,8 +280,7 @@ def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableE
     """From config.json: shape, normalisation, encoder, and how image files become squares."""
     data = run.metadata["data"]
     try:
-        shape = tuple(int(side) for side in data["input_shape"])
-        scale = data["normalisation"]
+        shape, scale = tuple(int(side) for side in data["input_shape"]), data["normalisation"]
         known = None if scale is None else Normalisation(*(tuple(map(float, scale[key])) for key in ("mean", "std")))
         encoder = TableEncoder.from_dict(data["encoder"]) if data.get("encoder") else None
         if min(shape) < 1 or math.prod(shape) > 2**31 or (encoder is not None and shape != (len(encoder.features),)):
@@ -313,10 +314,9 @@ def choose_device(wanted: str) -> torch.device:
 
 def own_network(config: TrainConfig, given: OwnBackbone | None = None) -> OwnBackbone | None:
     """The backbone of the user's own that was given, or that the config names as package.module:function."""
-    name = config.backbone
-    if given is not None or ":" not in name or name.startswith(PREFIX):
+    if given is not None or ":" not in config.backbone or config.backbone.startswith(PREFIX):
         return given
-    found: OwnBackbone = imported(name, "package.module:function on the path, or timm:NAME")
+    found: OwnBackbone = imported(config.backbone, "package.module:function on the path, or timm:NAME")
     return found
 
 

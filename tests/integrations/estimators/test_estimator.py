@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import pydoc
 
 import joblib
 import numpy as np
@@ -17,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import rfdlc
-from rfdlc import Classes, Decider, InputError, RFDLCClassifier, Utility, make_utility_scorer
+from rfdlc import Classes, Decider, InputError, RFDLCClassifier, Utility, UtilityClassifier, make_utility_scorer
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.training.config import TrainConfig
@@ -362,15 +363,42 @@ def test_errors_about_data_frames_name_what_the_estimator_has():
     rng = np.random.default_rng(0)
     size, y = rng.normal(size=1_200), rng.integers(0, 2, 1_200)
     frame = pd.DataFrame(
-        {"claim_id": [f"C{i}" for i in range(1_200)], "size": size, "line": rng.choice(["a", "b"], 1_200)}
+        {"claim": [f"C{i % 1_100}" for i in range(1_200)], "size": size, "line": rng.choice(["a", "b"], 1_200)}
     )
     with pytest.raises(
-        InputError, match=r"X\.drop\(columns=\['claim_id'\]\).*fit\(\.\.\., groups=X\['claim_id'\]\)$"
+        InputError, match=r"X\.drop\(columns=\['claim'\]\).*fit\(\.\.\., groups=X\['claim'\]\)$"
     ) as told:
         RFDLCClassifier().fit(frame, y)
     assert "--" not in str(told.value)
-    kept = frame.drop(columns=["claim_id"])
-    model = RFDLCClassifier(backbone="mlp", epochs=1, random_state=0).fit(kept, y, groups=frame["claim_id"])
+    kept = frame.drop(columns=["claim"])
+    model = RFDLCClassifier(backbone="mlp", epochs=1, random_state=0).fit(kept, y, groups=frame["claim"])
     for call in (model.predict, model.predict_proba, model.decision_function):
         with pytest.raises(ValueError, match=r"0 sample\(s\) .* minimum of 1 is required by RFDLCClassifier"):
             call(kept.iloc[:0])
+
+
+def test_a_budget_leaves_out_candidates(three, capsys):
+    X, y = three
+    whole = RFDLCClassifier(random_state=0, verbose=True).fit(X, y)
+    assert "Fitting arrays" in capsys.readouterr().err
+    short = RFDLCClassifier(random_state=0, budget="0.01s").fit(X, y)
+    assert capsys.readouterr().err == ""
+    assert len(short.choice_.losses) == 1 < len(whole.choice_.losses)
+    with pytest.raises(InputError, match="budget='soon' is not a duration: expected seconds, or a number with s, m"):
+        clone(short).set_params(budget="soon").fit(X, y)
+    with pytest.warns(UserWarning, match="budget has no effect: networks alone take as long as their epochs"):
+        RFDLCClassifier(backbone="mlp", epochs=1, budget=5, random_state=0).fit(X, y)
+
+
+def test_labels_that_differ_in_spelling_alone_are_told(three):
+    X, y = three
+    labels = np.where(y == 0, "bad", np.where(np.arange(len(y)) % 2 == 0, " Bad", "good"))
+    with pytest.warns(UserWarning, match="classes ' Bad', 'bad' differ in case, spaces or hyphens alone"):
+        RFDLCClassifier(backbone="mlp", epochs=1, random_state=0).fit(X, labels)
+
+
+def test_help_shows_short_types():
+    for kind in (RFDLCClassifier, UtilityClassifier):
+        shown = pydoc.plain(pydoc.render_doc(kind))
+        assert "_typing" not in shown
+        assert max(map(len, shown.splitlines())) < 1000

@@ -719,3 +719,28 @@ def test_samples_of_the_training_are_named(tmp_path, recwarn):
     for source in (folder, folder / "test.csv", whole):
         rfdlc.predict(split, source, tmp_path / "p.csv")
     assert not [w for w in recwarn if "training data: metrics" in str(w.message)]
+
+
+def test_groups_of_a_run_are_groups_of_its_predictions(tmp_path):
+    rng = np.random.default_rng(0)
+    y, patient = rng.integers(0, 2, 400), np.arange(400) // 4
+    cells = zip(patient, rng.normal(size=400) + y, np.where(y, "ill", "well"), strict=True)
+    lines = [f"p{number},{x:.4f},{name}" for number, x, name in cells]
+    (tmp_path / "t.csv").write_text("\n".join(["patient_id,x,target", *lines[:300]]))
+    (tmp_path / "new.csv").write_text("\n".join(["patient_id,x,target", *lines[300:]]))
+    run = rfdlc.train(tmp_path / "t.csv", out=tmp_path / "r", backbone="trees", data_options={"groups": "patient_id"})
+    for name in ("o.csv", "o.parquet", "o.npz"):
+        rfdlc.predict(run.path, tmp_path / "new.csv", tmp_path / name)
+        found = rfdlc.Predictions.load(tmp_path / name)
+        assert found.ids is None
+        assert found.groups.tolist() == (np.arange(100) // 4).tolist()
+        done = CliRunner().invoke(app, ["evaluate", str(tmp_path / name), "--json"])
+        assert json.loads(done.stdout)["groups"] == 25
+        assert "several rows" not in done.stderr
+    with (tmp_path / "o.csv").open() as file:
+        assert [row["group"] for row in csv.DictReader(file)] == [f"p{number}" for number in patient[300:]]
+    (tmp_path / "bare.csv").write_text("\n".join(["x,id", *[f"{i}.5,s{i}" for i in range(4)]]))
+    rfdlc.predict(run.path, tmp_path / "bare.csv", tmp_path / "bare_o.csv", keep=["x"])
+    bare = rfdlc.Predictions.load(tmp_path / "bare_o.csv")
+    assert bare.groups is None
+    assert bare.ids.tolist() == ["s0", "s1", "s2", "s3"]

@@ -1,6 +1,5 @@
 """Tables: CSV, Parquet, Arrow or a data frame with a target column; what is done to its columns is said in notes."""
 
-import re
 import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.columns import FEW_CATEGORIES, check_texts, codes_of, identifies, identities
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
 from rfdlc.data.frames import CLASS, columns_of, list_of, with_items
@@ -40,23 +40,10 @@ LEAKS = (
     "column {0!r} {1}: if it is known only after the class, or made from it, leave it out "
     "(--drop {2}; in Python drop=[{0!r}])"
 )
-IDENTIFIES = (
-    "column {0!r} is an identifier by its name ({1:,} values in {2:,} rows) and was left out: a model would memorise "
-    "it; if rows of one value belong together, as visits of a patient do, use --groups {3} (in Python groups={0!r})"
-)
-FILES = (
-    "column {0!r} holds {1:,} names of images in {2:,} rows and was left out: a model would memorise them; if rows of "
-    "one image belong together, use --groups {3} (in Python groups={0!r})"
-)
 DATED = (
     "column {!r} holds dates and was left out beside lists of features: new rows are later than all in training; to "
     "keep it, write it as a number, such as the month or the hour"
 )
-NAMING = 0.99  # a column with more different texts than this share of the rows names rows
-FEW_CATEGORIES = 20  # more of a column whose name ends in id are hardly kinds of something
-MOST_REPEATS = 50  # rows per value of an identifier; with more, values may be kinds of something, such as stores
-PEOPLE = "patient|subject|participant|person|customer|client|user|member|donor|case"
-IDENTIFIER = re.compile(rf"({PEOPLE})[ _.-]?(id|no|nr|number|code|key)?|(.*[ _.-])?(uuid|guid|mrn|ssn)", re.IGNORECASE)
 
 
 def read(
@@ -94,13 +81,14 @@ def read(
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
     dates = [name for name, own in columns.items() if own.dtype.kind == "M"] if any(map(list_of, columns)) else []
     notes += [DATED.format(name) for name in dates if columns.pop(name) is not None]
-    ids, identity, left_out = _identities(table, columns)
+    check_texts(columns)
+    ids, identity, left_out = identities(table, columns)
     listed = ["if these are image files, name their folder with --root DIR"] if ids and is_image(ids[0]) else []
     told = "; ".join(["", *left_out, *notes, *listed])
     expect(columns, f"{where}: no column is left to learn from beside the target {target!r}{told}")
     first = None
     if column is None and time is None and test_fraction:
-        first = first_copies(np.stack([_codes(column) for column in columns.values()], 1))
+        first = first_copies(np.stack([codes_of(column) for column in columns.values()], 1))
         kept, held = hold_out_indices(labels, test_fraction, seed, group_of, first)
         positions, told = {"train": kept, "test": held}, HELD_OUT.format(len(held), len(labels), seed)
         notes = [told, *far_from_asked(group_of, held, test_fraction), *notes]
@@ -141,14 +129,6 @@ def _readable(table: Table, drop: Sequence[str], lists: bool) -> tuple[Table, li
     return {name: cells for name, cells in kept.items() if name not in unread}, notes
 
 
-def _codes(column: Column) -> NDArray[np.float64]:
-    """Numbers as they are, and numbers for dates and texts."""
-    if column.dtype != object:
-        return as_numbers(column)
-    places: dict[Any, int] = {}
-    return np.fromiter((places.setdefault(text, len(places)) for text in column), np.float64, len(column))
-
-
 class TableRows:
     """Rows of a table (or of a split), read in ascending order; `labels` index `classes`, and are -1 for others."""
 
@@ -161,9 +141,9 @@ class TableRows:
         known = split is None or self._column is not None
         expect(known, f"{path} has no split {split!r}: expected a column 'split' that says it row by row")
         place: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
-        texts = self._texts(target) if target else ("" for batch in self._batches() for _ in range(len(batch)))
+        texts = self.texts(target) if target else ("" for batch in self._batches() for _ in range(len(batch)))
         self.labels = np.array([place.get(text, -1) for text in texts], dtype=np.int64)
-        self.doubt = "" if target is None else doubtful(self.labels, self._texts(target))
+        self.doubt = "" if target is None else doubtful(self.labels, self.texts(target))
         expect(len(self.labels), f"{path}: has no rows{'' if split is None else f' of the split {split!r}'} to predict")
         self._coming: Iterator[Any] = iter(())
         self._held: Any = None  # a table with the rows from `_at` on
@@ -182,7 +162,7 @@ class TableRows:
         rows = self._held.slice(wanted.start - self._at, len(wanted))
         return dict(zip(rows.column_names, rows.itercolumns(), strict=True))
 
-    def _texts(self, column: str) -> Iterator[str | None]:
+    def texts(self, column: str) -> Iterator[str | None]:
         return (text for batch in self._batches() for text in text_column(batch.column(column)))
 
     def _batches(self) -> Iterator[Any]:
@@ -297,45 +277,6 @@ def split_column(names: Iterable[str]) -> str | None:
     return next((name for name in names if name.lower() == "split"), None)
 
 
-def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | None, str | None, list[str]]:
-    """Remove columns that only name the rows: the first without repeats gives the ids; its name, and notes."""
-    ids, identity, notes = None, None, list[str]()
-    for name in [name for name in columns if names_rows(name) or _may_identify(name, columns[name])]:
-        texts = text_column(table[name]).tolist()
-        different = len({*texts} - {None})
-        share, people = different / len(texts), names_rows(name) and IDENTIFIER.fullmatch(name)
-        fewest = FEW_CATEGORIES if people else max(FEW_CATEGORIES, len(texts) // MOST_REPEATS)
-        if None not in texts and (share > NAMING or _differ_unless_copies(different, columns)):
-            every = "every row" if share == 1 else f"{share:.1%} of the rows"
-            reason = "it names rows and says nothing about the class"
-            notes.append(f"column {name!r} has a different value in {every} and was left out: {reason}")
-            ids, identity = ids or (texts if share == 1 else None), identity or name
-            del columns[name]
-        elif different > fewest and (told := _memorised(name, columns[name])):
-            notes.append(told.format(name, different, len(texts), shlex.quote(name)))
-            warnings.warn(notes[-1], stacklevel=4)
-            del columns[name]
-    return ids, identity, notes
-
-
-def _memorised(name: str, column: Column) -> str:
-    """What to say of a column that a model would memorise; empty for others."""
-    if column.dtype == object and all(text is None or is_image(text) for text in column):
-        return FILES
-    return IDENTIFIES if identifies(name) and _may_identify(name, column) else ""
-
-
-def _may_identify(name: str, column: Column) -> bool:
-    """Whether it holds texts, or whole numbers under a name that says so."""
-    return column.dtype == object or (identifies(name) and column.dtype == np.float64 and not (column % 1 > 0).any())
-
-
-def _differ_unless_copies(different: int, columns: dict[str, Column]) -> bool:
-    """Whether a column with more values than there may be categories has as many as the table has different rows."""
-    rows = np.stack([_codes(column) for column in columns.values()], 1) if different > MOST_CATEGORIES else np.zeros(0)
-    return len(rows) > 0 and different == len(np.unique(first_copies(rows)))
-
-
 def _holds_bytes(cells: Any) -> bool:
     """Whether a column of pyarrow has bytes that are not text."""
     from pyarrow import ArrowException
@@ -346,17 +287,6 @@ def _holds_bytes(cells: Any) -> bool:
         except ArrowException:
             return True
     return False
-
-
-def names_rows(column: str) -> bool:
-    """Whether a column is called as those are that only name rows, such as Patient_ID or PassengerId."""
-    usual = column.lower() in ("", "id", "index", "unnamed: 0") or column.lower().endswith(("_id", " id"))
-    return usual or re.search(r"[a-z](Id|ID)$", column) is not None
-
-
-def identifies(column: str) -> bool:
-    """Whether the name of a column says that it identifies something, in one row or in several."""
-    return (names_rows(column) and column.lower().endswith("id")) or IDENTIFIER.fullmatch(column) is not None
 
 
 def _told(column: ColumnCode, cells: Column, table: Table) -> list[str]:

@@ -3,8 +3,11 @@
 Weights and optimizer state are kept as plain arrays by name; networks are built from them when they are needed.
 """
 
+from __future__ import annotations  # `help` shows them as written
+
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
@@ -17,7 +20,7 @@ from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, check_X_y
 
-from rfdlc.data.dataset import Dataset, Normalisation, Split
+from rfdlc.data.dataset import Dataset, Normalisation, Split, spelt_alike
 from rfdlc.decide import uncertainty
 from rfdlc.decide.classes import Classes, as_classes
 from rfdlc.decide.decider import Decider
@@ -28,6 +31,7 @@ from rfdlc.errors import choose, expect
 from rfdlc.integrations.sklearn.reading import WIDE, ReadingMixin
 from rfdlc.integrations.sklearn.scoring import named_prior
 from rfdlc.integrations.sklearn.utility_classifier import DecidingMixin, as_sample_weight
+from rfdlc.progress import shown
 
 try:
     import torch
@@ -60,8 +64,8 @@ _UNCERTAINTIES: dict[str, Any] = {
 class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A mixture of trees, linear models and networks for imbalanced classes, calibrated; decides by expected utility.
 
-    It trains as `rfdlc train` trains a table: data frames may have texts and dates, data frames and arrays missing
-    values (NaN). Features are standardized inside; sparse input becomes dense input.
+    It trains as `rfdlc train` trains a table: data frames may have texts, dates and identifiers, data frames and arrays
+    missing values (NaN). Features are standardized inside; sparse input becomes dense input.
 
     Parameters
     ----------
@@ -89,6 +93,9 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
         Class prior where decisions are made: "train" (as in y), "uniform", or shares by class.
     abstain_label, warm_start : object or dict, default -1; bool, default False
         As in `UtilityClassifier`; whether `fit` continues with the networks of the previous call.
+    budget, verbose : float or str, optional; bool, default False
+        Time of a fit, in seconds or as "90s", "2m" or "1h": leaves out slow candidates of a mixture or of trees, as
+        `rfdlc train --budget` does. Whether progress is shown on standard error.
     random_state, device : int, RandomState or None; "auto", "cpu", "cuda" or "cuda:N"
         Seed of everything that is drawn, and where the networks are.
 
@@ -98,6 +105,8 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
         Labels of the classes, their numbers of samples, and labels of the actions.
     decider_, loss_curve_, held_out_loss_curve_ : Decider, lists of float
         From logits to actions; the losses of each epoch of networks alone.
+    left_out_ : tuple of str
+        Columns of the data frame that only name rows, and are not used.
     choice_ : Choice
         Of a mixture: the out-of-fold loss and the weight of each candidate.
 
@@ -126,6 +135,8 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
     learning_rate: float | str = "auto"
     abstain_label: Any = -1
     warm_start: bool = False
+    budget: float | str | None = None
+    verbose: bool = False
     random_state: Any = None
     device: str = "auto"
 
@@ -134,11 +145,16 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
         first = not (self.warm_start and self._has_networks)
         split, labels = self._read(X, y, sample_weight, groups, reset=first)
         expect(len(labels) > 1, f"{type(self).__name__} needs at least 2 classes, but y has only one class: {labels}")
+        for told in spelt_alike([str(label) for label in labels]):
+            warnings.warn(told, stacklevel=2)
         known = labels if first else self.classes_
         problem = "warm_start can only be used where `self.classes_` is the same as in the previous call to fit"
         expect(np.array_equal(labels, known), f"{problem}: it was {known}, `y` has {labels}")
-        train = self._train if self.backbone in NETWORKS or self.warm_start or self.early_stopping else self._mix
-        return train(split, labels, np.bincount(split.labels), first)
+        alone = self.backbone in NETWORKS or self.warm_start or self.early_stopping
+        if alone and self.budget is not None:
+            warnings.warn("budget has no effect: networks alone take as long as their epochs", stacklevel=2)
+        with shown() if self.verbose else nullcontext():
+            return (self._train if alone else self._mix)(split, labels, np.bincount(split.labels), first)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train for one pass, without calibration. The first call names all `classes` and scales the features."""
@@ -184,6 +200,8 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
         changes["seed"] = int(self.random_state) if isinstance(self.random_state, Integral) else seed
         if self.batch_size != "auto":
             changes["batch_size"] = self.batch_size
+        if self.budget is not None:
+            changes["budget"] = self.budget
         if self.calibrate is not True:
             changes["calibration"] = self.calibrate or "none"
         changes["prior_tau"] = (1.0,) if self.weighting == "prior" else ()

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 from sklearn.utils.validation import check_array, validate_data
 
-from rfdlc.data.frames import frame_columns, with_items
+from rfdlc.data.columns import without_identities
+from rfdlc.data.frames import frame_columns, list_of, with_items
 from rfdlc.data.table import TableEncoder, blurred
 from rfdlc.errors import expect, listing
 
@@ -17,10 +18,11 @@ WIDE = (np.float64, np.float32)
 
 
 class ReadingMixin:
-    """Reads X: `fit` learns `encoder_` where cells are missing or not numbers, and the `median_` of each feature."""
+    """Reads X: `fit` learns `encoder_` where cells are missing or not numbers, `left_out_`, and `median_`."""
 
     def _features(self: Any, X: Any, reset: bool) -> Any:
         """Finite features (N, F), dense or sparse: texts, dates and missing values as `rfdlc train` encodes them."""
+        X = self._without_names(X, reset)
         if reset:
             self.encoder_ = TableEncoder.fit(_columns(X), "X") if _needs_encoding(X) else None
         encoder = getattr(self, "encoder_", None)  # pickles of earlier versions have none
@@ -36,6 +38,16 @@ class ReadingMixin:
             self.median_ = np.zeros(X.shape[1]) if issparse(X) else np.median(features, axis=0)
             self.offset_ = _offsets(features, self.median_)
         return features
+
+    def _without_names(self: Any, X: Any, reset: bool) -> Any:
+        """A data frame without the columns that only named rows in training; `fit` learns which these are."""
+        if reset:
+            columns = _columns(X) if hasattr(X, "columns") else {}
+            kept = {list_of(name) or name for name in without_identities(columns, "X")} if columns else set()
+            self.left_out_ = tuple(name for name in map(str, getattr(X, "columns", ())) if name not in kept)
+        if not hasattr(X, "columns") or not (left_out := getattr(self, "left_out_", ())):  # earlier pickles have none
+            return X
+        return X[[name for name in X.columns if str(name) not in left_out]]
 
     def _without_missing(self: Any, X: Any, reset: bool) -> Any:
         """Numbers (N, F) that may be NaN: encoded if training had some, otherwise filled with medians and a warning."""

@@ -1,5 +1,7 @@
 """Scorers of decisions for `GridSearchCV`; and labels of any type as the named classes and actions of the library."""
 
+from __future__ import annotations  # `help` shows them as written
+
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial

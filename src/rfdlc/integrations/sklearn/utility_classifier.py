@@ -3,6 +3,8 @@
 `DecidingMixin` is what it shares with RFDLCClassifier.
 """
 
+from __future__ import annotations  # `help` shows them as written
+
 import warnings
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
