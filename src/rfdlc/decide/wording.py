@@ -1,6 +1,7 @@
 """What is said about deciders: errors, warnings, and the class prior that is decided for."""
 
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +52,14 @@ NEEDS_TRAIN_PRIOR = (
 SETS_DROPPED = (
     "{} changed: the sets were fitted to other probabilities and are left out: fit them again (Decider.fit_sets, "
     "--sets with --calibrate FILE)"
+)
+
+SHARE_ERRORS = 4.0  # standard errors between the share of a budget and the one handed over that get a warning
+OFF_SHARE = (
+    "{:.3g}% of {:,} samples were handed over, where the budget ({}) is {:.3g}%: it goes by a price of held-out "
+    "samples, which score unlike these (networks that were trained further since, or other data); decide all samples "
+    "as one batch (`rfdlc decide FILE --budget SHARE`), find the price on recent samples (--calibrate FILE, "
+    "fit_budget), or keep to the share in a stream (StreamController)"
 )
 
 ONE_CLASS = (
@@ -145,6 +154,23 @@ def warn_of_few(decider: "Decider") -> None:
     if len(few):
         names = decider.utility.classes.names
         warnings.warn(FEW_HELD_OUT.format(listing(f"{held[c]:.0f} of {names[c]!r}" for c in few), FEW), stacklevel=3)
+
+
+def warn_of_share(decider: "Decider", counts: Mapping[str, int]) -> None:
+    """Warn if prices handed over a share further from that of the budget than chance explains, by counts of actions.
+
+    Fewer hand-overs are no reason for it at a price of 0: no other sample was worth handing over. Unfamiliar samples
+    come beside the budget, so that nothing is known with them.
+    """
+    budget, samples = decider.budget, sum(counts.values())
+    if budget is None or decider.unfamiliar is not None or not samples:
+        return
+    for name, handed in budget.handed_over(counts, decider.utility).items():
+        share = budget.shares[name]
+        error = np.sqrt(share * (1 - share) * (1 / samples + 1 / (budget.samples or samples)))
+        gap = handed - share if budget.prices[name] > 0 else max(0.0, handed - share)
+        if abs(gap) > SHARE_ERRORS * error + 1 / samples:
+            warnings.warn(OFF_SHARE.format(100 * handed, samples, name, 100 * share), stacklevel=3)
 
 
 def prior_warning(decider: "Decider", targets: Indices, rare: bool) -> str | None:
