@@ -16,6 +16,7 @@ from rfdlc.errors import listing
 if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
 
+GIVEN = ", given the calibration, whose error is not included in the intervals"
 FEW = 30  # held-out samples of a class: its share is estimated from fewer with a warning
 ENOUGH, LIKELY = 20, 0.6  # samples, and the accuracy of another order of columns, that get a warning
 LOOKED_AT, MOST_ORDERED = 10_000, 1000  # samples for that, and classes: orders are compared in cubic time
@@ -88,11 +89,21 @@ def decided_for(decider: "Decider") -> str:
     if target is None:
         return "decided for the class prior that the scores carry"
     if decider.estimate is not None:
-        return f"decided for the estimated class prior {in_words(classes, target, decider.estimate.interval())}"
+        shares = in_words(classes, target, decider.estimate.interval())
+        return f"decided for the estimated class prior {shares}{'' if _temperature_alone(decider) else GIVEN}"
     if is_uniform(target):
         return "decided for a uniform class prior"
     natural = classes.counts is not None and np.abs(target - classes.prior).max() < 1e-9
     return f"decided for the class prior {'of the training data' if natural else in_words(classes, target)}"
+
+
+def _temperature_alone(decider: "Decider") -> bool:
+    """Whether intervals of estimates include the error of the calibration: they do that of a temperature."""
+    fitted = decider.fitted
+    if fitted is None:
+        return True
+    weight, bias = fitted.as_affine()
+    return np.ndim(weight) == 0 and not np.any(bias) and fitted.power == 1
 
 
 def left_open(decider: "Decider", scores: Any) -> str:
