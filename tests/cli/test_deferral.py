@@ -48,12 +48,14 @@ def test_expert_and_budget(run, folder):
     val, test = Predictions.load("val.npz"), Predictions.load("test.npz")
     decider = Decider(utility).fit(val).fit_budget(val, budget=0.05)
     assert [row["action"] for row in rows] == [utility.actions[a] for a in decider.decide(test, batch=True)]
-    # The saved decider has the prices, which evaluations use; a share of its own is not asked for again.
+    # The saved decider has the share, which evaluations keep to as one batch; it is not asked for again.
     assert Decider.load("d.json").budget == decider.budget
     code, out, err = run("evaluate", "test.npz", "--decider", "d.json", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    assert found["abstention_rate"] == (decider.decide(test) == 3).mean()
+    assert found["abstention_rate"] == (decider.decide(test, batch=True) == 3).mean() == 0.05
+    code, out, _ = run("evaluate", "test.npz", "--decider", "d.json")
+    assert "Budget: total 5%, handed over 5.0%; of all samples as one batch." in out
     assert found["utility_by_budget"]["0.05"] >= found["utility_by_budget"]["0.0"]
 
 

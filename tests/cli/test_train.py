@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -64,7 +65,17 @@ def test_train_says_what_was_done_to_the_data(tmp_path):
     assert all(f"data: {note}\n" in shown for note in notes)
 
 
-def test_the_final_table_has_one_utility(folder):
+def test_the_final_table_has_one_utility(folder, tmp_path):
+    plain = run("resume", folder).stdout
+    assert "tail-sensitive" not in plain  # nobody asked for it
+    assert f"next: rfdlc evaluate {folder}\n" in plain
+    tested = json.loads((folder / "metrics.json").read_text())["test"]
+    row = next(line for line in plain.splitlines() if "mean utility" in line).split()
+    assert f"{tested['mean_utility']:.3f}" in row
+    folder = shutil.copytree(folder, tmp_path / "sensitive")
+    config = json.loads((folder / "config.json").read_text())
+    config["settings"]["utility"] = "tail-sensitive"
+    (folder / "config.json").write_text(json.dumps(config))
     shown = run("resume", folder).stdout
     told = json.loads(run("evaluate", folder, "--utility", "tail-sensitive", "--rule", "argmax", "--json").stdout)
     decided = json.loads((folder / "metrics.json").read_text())["test_tail_sensitive"]

@@ -8,6 +8,7 @@ import pytest
 from rfdlc import Classes, Decider, InputError, PerDay, Predictions, Utility, evaluate
 from rfdlc.decide.budgets import Budget, Worth, assign
 from rfdlc.decide.streams import StreamController
+from rfdlc.decide.wording import warn_of_share
 
 
 def probabilities(n, classes, seed, sharpness=2.0):
@@ -404,3 +405,41 @@ def test_limits_per_day_that_cannot_be(counts, days, message):
         Decider(Utility.one_hot(2)).decide([[0.5, 0.5]] * 2, batch=PerDay(1, [1, 1]))
     with pytest.raises(InputError, match="a budget needs the rule"):
         Decider(Utility.one_hot(2).with_abstain(0.9), rule="argmax").decide([[0.5, 0.5]], batch=PerDay(1, [1]))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("budget", [0.05, {"total": 0.05, "abstain": 0.04}])
+def test_samples_that_share_the_price_are_not_handed_over_together(kind, budget):
+    """As a tree scores them: few different probabilities, and most samples at the price."""
+    utility = Utility.one_hot(3).with_abstain(0.9)
+    leaves = np.array([[0.34, 0.33, 0.33], [0.7, 0.2, 0.1], [0.95, 0.03, 0.02]], dtype=kind)
+    p, y = leaves[np.repeat([0, 1, 2], [20, 600, 380])], np.arange(1000) % 3
+    decider = Decider(utility).fit_budget(p, y, budget=budget)
+    other = leaves[np.repeat([0, 1, 2], [18, 612, 370])] * (1 + 1e-7 * np.random.default_rng(0).normal(size=(1000, 1)))
+    for samples in (p, other.astype(kind), p[:, ::-1].copy()):
+        assert (decider.decide(samples) == 3).sum() in (0, 18, 20)
+
+
+def test_evaluation_of_a_batch_keeps_to_the_budget_though_scores_have_moved():
+    utility, y = Utility.one_hot(3).with_abstain(0.9), np.arange(400) % 3
+    decider = Decider(utility).fit_budget(probabilities(400, 3, 0), y, budget=0.05)
+    p = probabilities(400, 3, 1, sharpness=1.0)
+    assert (decider.decide(p) == 3).mean() > 0.15
+    found = evaluate(p, y, decider)
+    assert found.abstention_rate == 0.05
+    assert (found.outcomes.actions == decider.decide(p, batch=True)).all()
+
+
+def test_shares_that_chance_does_not_explain_get_a_warning(recwarn):
+    utility, y = Utility.one_hot(3).with_abstain(0.9), np.arange(1000) % 3
+    quiet = 0
+    for seed in range(200):
+        decider = Decider(utility).fit_budget(probabilities(1000, 3, 2 * seed), y, budget=0.05)
+        counts = np.bincount(decider.decide(probabilities(500, 3, 2 * seed + 1)), minlength=4).tolist()
+        recwarn.clear()
+        warn_of_share(decider, dict(zip(utility.actions, counts, strict=True)))
+        quiet += not recwarn
+    assert quiet == 200
+    counts = np.bincount(decider.decide(probabilities(400, 3, 1, sharpness=1.0)), minlength=4).tolist()
+    with pytest.warns(UserWarning, match=r"% of 400 samples were handed over, where the budget \(total\) is 5%"):
+        warn_of_share(decider, dict(zip(utility.actions, counts, strict=True)))

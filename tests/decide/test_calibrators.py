@@ -666,3 +666,23 @@ def test_left_out_classes_are_those_that_poisson_counts_would_hardly_miss(classe
     counts = np.bincount(rng.integers(0, classes - 1, size), minlength=classes)
     expected = [counts[c] == 0 and poisson.pmf(0, p[:, c].sum()) < 0.05 / classes for c in range(classes)]
     assert not_held_out(np.log(np.maximum(p, 1e-300)), counts).tolist() == expected
+
+
+def test_the_share_of_one_of_two_classes_implies_the_other():
+    decider = Decider(Utility.one_hot(["good", "bad"]), train_prior="uniform", target_prior={"bad": 0.1})
+    np.testing.assert_allclose(decider.target_prior, [0.9, 0.1])
+    np.testing.assert_allclose(decider.replace(target_prior="bad=0.25").target_prior, [0.75, 0.25])
+    for share in (1.5, 10, -0.5):
+        with pytest.raises(InputError, match="target_prior has no share for good"):
+            decider.replace(target_prior={"bad": share})
+
+
+@pytest.mark.parametrize(("calibration", "said"), [("temperature", False), ("bias-corrected-temperature", True)])
+def test_intervals_of_estimates_name_the_calibration_that_they_leave_out(calibration, said):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 600)
+    z = rng.normal(size=(600, 3)) + 2 * np.eye(3)[y]
+    decider = Decider(Utility.one_hot(list("abc")), calibration=calibration, train_prior=[0.5, 0.3, 0.2])
+    decider = decider.fit(z, y, logits=True)
+    decider = decider.replace(target_prior=decider.estimate_prior(z, logits=True))
+    assert ("given the calibration, whose error is not included in the intervals" in decider.decided_for) == said

@@ -455,3 +455,21 @@ def test_promises_are_in_costs_where_these_were_given():
     assert float(shown["promised minus realised cost"]) == pytest.approx(-gap, abs=1e-3)
     assert f"Promised minus realised cost {-gap:.4f} (" in result.promise
     assert "decisions are worth more than promised" in result.promise
+
+
+def test_tables_of_two_classes_show_the_rarer_one_and_no_regions():
+    rng = np.random.default_rng(0)
+    y = (rng.random(400) < 0.2).astype(int)
+    p = 1 / (1 + np.exp(-rng.normal(3 * y - 2, 1.0)))
+    classes = Classes.from_counts([800, 200], ["good", "bad"])
+    found = evaluate(np.column_stack([1 - p, p]), y, classes=classes)
+    shown = {label.strip(): value for label, value, _ in found.rows()}
+    row = found.per_class()["bad"]
+    for name, label in (("recall",) * 2, ("precision",) * 2, ("specificity",) * 2, ("auroc", "AUROC")):
+        assert shown[f"{label} of bad"] == f"{row[name]:.2%}"
+    words = "head", "tail", "shot"
+    assert not [label for label in shown if any(word in label for word in words)]
+    assert not any(word in found.promise for word in words)
+    assert found.to_dict()["false_head_rate"] == found.false_head_rate  # for programs
+    three = evaluate(np.full((3, 3), 1 / 3), [0, 1, 2], classes=Classes.from_counts([9, 5, 1]))
+    assert "false head rate" in {label for label, *_ in three.rows()}

@@ -18,6 +18,7 @@ from rfdlc.decide.monitor import (
     Reference,
     assess,
     label_shift_misfit,
+    misfit_level,
 )
 from tests.decide.simulated_service import MIX, U, model
 
@@ -187,3 +188,33 @@ def test_unfamiliar_input_raises_an_alarm():
 def test_traffic_is_checked(reference):
     with pytest.raises(InputError, match="per_month is 3: expected the samples of a month"):
         Monitor(reference, per_month=3)
+
+
+def test_scores_that_look_like_a_rare_class_are_more_than_label_shift():
+    """As a feature in other units: nearly all samples become one rare class, with probabilities like any others."""
+    rng, mix = np.random.default_rng(3), np.array([0.7, 0.18, 0.11, 0.01])
+    decider = Decider(
+        Utility.one_hot(Classes.from_counts((mix * 10_000).tolist())), calibration=None, train_prior="train"
+    )
+
+    def drawn(samples, prior, moved=0.0):
+        y = rng.choice(4, samples, p=prior)
+        return 2 * (rng.normal(size=(samples, 4)) + 2 * np.eye(4)[y] + moved * np.eye(4)[3]) + np.log(mix), y
+
+    reference = Reference.fit(decider, *drawn(3000, mix), logits=True)
+    for moved, prior in ((5.0, mix), (0.0, [0.4, 0.3, 0.2, 0.1])):
+        p = np.asarray(decider.probabilities(drawn(2000, prior, moved)[0], logits=True)).astype(float)
+        found = assess(reference, Decided.of(decider, np.log(p), logits=True))
+        assert (found.misfit < misfit_level(30_000, 2000)) == bool(moved)
+
+
+def test_scores_under_another_prior_seldom_misfit(decider):
+    """P-values of label shift are not smaller than they should be, whatever the size of the shift."""
+    rng, found = np.random.default_rng(11), []
+    for _ in range(20):
+        reference = Reference.fit(decider, *model(rng, 3000), logits=True)
+        for prior in (MIX, [0.7, 0.2, 0.1], [0.4, 0.3, 0.3]):
+            for _ in range(5):
+                found.append(assess(reference, Decided.of(decider, model(rng, 1000, prior)[0], logits=True)).misfit)
+    assert np.mean(np.array(found) < 0.05) <= 0.08
+    assert np.mean(np.array(found) < 0.01) <= 0.03

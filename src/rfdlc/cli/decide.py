@@ -188,7 +188,8 @@ def evaluate(
         more = f"a gain of {readable(gain.difference)} ({readable(gain.low)} to {readable(gain.high)})"
         other = decisions.likeliest(decider)
         lines.insert(0, f"Mean {what} {readable(shown.b)}; {other} would have {readable(shown.a)}: {more}.")
-    lines += [] if result.accuracy_by_region else [hint]
+    lines += [] if result.accuracy_by_region or len(decider.utility.classes) == 2 else [hint]
+    lines += decisions.evaluated_shares(decider, result)
     output(False, {}, result, *tables, *lines)
     if warning := decider.prior_warning(decider.read_labelled(predictions, None)[1]):
         warnings.warn(warning, stacklevel=1)

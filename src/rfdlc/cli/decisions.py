@@ -79,6 +79,25 @@ def deferral_lines(decider: "rfdlc.Decider", found: "Explanation", which: str) -
     return lines
 
 
+def share_line(budget: Any, handed: Any, unfamiliar: bool, *, prices: bool = False) -> str:
+    """The shares of a budget beside those that were handed over."""
+    shown = (f"{name} {100 * share:.3g}%, handed over {handed[name]:.1%}" for name, share in budget.shares.items())
+    kept = "by prices of held-out samples, which keep to it on average" if prices else "of all samples as one batch"
+    return f"Budget: {'; '.join(shown)}; {kept}{', unfamiliar samples beside it' if unfamiliar else ''}."
+
+
+def evaluated_shares(decider: "rfdlc.Decider", result: Any) -> list[str]:
+    """The line of the budget of evaluated decisions, if there is one."""
+    import numpy as np
+
+    if decider.budget is None:
+        return []
+    names, chosen = decider.utility.actions, result.outcomes.actions
+    counts = dict(zip(names, np.bincount(chosen, minlength=len(names)).tolist(), strict=True))
+    handed = decider.budget.handed_over(counts, decider.utility)
+    return [share_line(decider.budget, handed, decider.unfamiliar is not None)]
+
+
 def warn_of_flags(file: str, reasons: Any) -> None:
     """Say that samples which `predict --unfamiliar` has flagged are decided like others."""
     from rfdlc.decide.rules import UNFAMILIAR

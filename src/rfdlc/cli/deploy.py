@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
+from rfdlc.cli import decisions
 from rfdlc.cli.request import (
     GROUPS,
     NAME_OR_PATH,
@@ -127,9 +128,9 @@ def predict(
     data set by name. Tables are written in parts, in constant memory: after an interruption the same command continues.
     Under torchrun each process predicts a share. Tables have one column per class with the calibrated and corrected
     probabilities (with `--raw` the model's own), `id` and `target` if they are known, the decided `action` with its
-    `expected_utility`, and its `reason` and `set` where asked for. A budget is kept to by prices from held-out data:
-    `rfdlc decide` of the result keeps to it exactly. An .npz file contains the logits of every particle and is made in
-    memory.
+    `expected_utility`, and its `reason` and `set` where asked for. All samples are one batch, which keeps to a budget
+    exactly (with `--engine ray` by prices of held-out data). An .npz file contains the logits of every particle and is
+    made in memory.
 
     **Examples**
 
@@ -171,6 +172,9 @@ def predict(
     if out.suffix.lower() == ".npz":
         lines.append("the file holds logits: --out predictions.csv writes probabilities and the decided action")
         tables = [_decided(run, out)] if 0 < done.samples <= SHOWN else tables
+    if done.budget is not None:
+        summary["budget"] = done.budget.to_dict() | {"handed_over": dict(done.handed_over)}
+        lines.append(decisions.share_line(done.budget, done.handed_over, False, prices=on_ray))
     summary |= {"run": str(run), "decided_for": done.decided_for, "actions": dict(done.actions)}
     output(json, summary, *tables, *lines)
 

@@ -91,6 +91,7 @@ def decide_files(
 ) -> None:
     """Decide file by file."""
     from rfdlc.data.lake import Lake
+    from rfdlc.decide.wording import warn_of_share
     from rfdlc.integrations.deciding import decide_lake
 
     check_writable(saved)
@@ -108,10 +109,8 @@ def decide_files(
     if (budget := decider.budget) is not None:
         handed = budget.handed_over(found.actions, decider.utility)
         summary["budget"] = budget.to_dict() | {"kept_by": "prices", "handed_over": handed}
-        shown = (f"{name} {100 * share:.3g}%, handed over {handed[name]:.1%}" for name, share in budget.shares.items())
-        beside_it = ", unfamiliar samples beside it" if decider.unfamiliar else ""
-        kept = f"by prices of held-out samples, which keep to it on average{beside_it}"
-        lines.append(f"Budget: {'; '.join(shown)}; {kept}.")
+        lines.append(decisions.share_line(budget, handed, decider.unfamiliar is not None, prices=True))
+        warn_of_share(decider, found.actions)
     lines += ["Other processes have not finished their files yet."] * (not found.complete)
     new, place = found.files - found.before, f"{counted(found.files, 'file')} in {out}"
     lines += [f"{place}: all had been decided already." if not new else f"{place}: {new:,} decided now."]

@@ -41,7 +41,7 @@ PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the v
 AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
 EXPERT = "CSV of somebody's answers, P(answer | true class), and optionally `cost`: an action of the file's name."
 BUDGET = "Share that is handed over: `5%`, `30/600`, or by action: `total=10%,radiologist=2%`. At most this share in "
-BUDGET += "`decide` of one file; elsewhere on average, by prices of held-out data. "
+BUDGET += "`decide` of one file, `predict` and `evaluate`; elsewhere on average, by prices of held-out data. "
 BUDGET += "Needs held-out data, but not for a table of `rfdlc predict`. "
 BUDGET += "`decide` of one file also takes `50/day`, with --time."
 ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs held-out data. "

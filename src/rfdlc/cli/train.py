@@ -272,14 +272,16 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
     metrics, notes = run.read_json("metrics.json"), run.metadata["data"].get("notes", [])
     title, columns = None, {name: metrics[key] for key, name in SCORED.items() if key in metrics}
     lines, following = [f"data: {note}" for note in notes], f"predict {path} DATA --out predictions.csv"
+    sensitive = run.config.utility.startswith("tail-sensitive")
     if "test" in metrics:
-        following, predictions = f"evaluate {path} --utility tail-sensitive", rfdlc.Predictions.load(path)
+        following = f"evaluate {path}{' --utility tail-sensitive' if sensitive else ''}"
+        predictions = rfdlc.Predictions.load(path)
         targets = predictions.targets
         warning = targets is not None and (
             model.decider.prior_warning(targets) or _learned_little(metrics["test"]["nll"], targets)
         )
         lines += [f"warning: {warning}"] if warning else []
-    if "test_tail_sensitive" in metrics:
+    if sensitive and "test_tail_sensitive" in metrics:
         title = "Test samples, utility tail-sensitive"
         rates = "tail samples decided as a head class, mean over heads of 25, 50 and 75% of the classes"
         utility = "+1 for a right decision, -1 for a tail sample decided as a more frequent class"

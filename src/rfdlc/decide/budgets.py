@@ -5,7 +5,7 @@ found on held-out data; a sample is handed over where that is worth more than th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ TOTAL = "total"  # the name of the budget for all actions that hand over
 SOLVED_AT_ONCE = 4000  # samples of a linear program with several budgets; of more, those that prices leave open
 SWEEPS = 10  # over the prices of several budgets
 TIE = 1e-9  # of the range of the gains
+AT_PRICE = 1e-6  # of the range of the gains: closer to a price than rounding in 32 bits can tell
 PRICED = ("combine", "weights", "train_prior", "target_prior", "rule")  # what prices depend on, beside the next two
 OTHER_PRICES = (
     "the budget of this decider was fitted with another utility, prior or calibration: fit it again on held-out data "
@@ -46,6 +47,7 @@ class Budget:
 
     shares: dict[str, float]
     prices: dict[str, float]
+    samples: float | None = field(default=None, compare=False)  # effective number of those behind the prices, if known
 
     def columns(self, utility: Utility) -> NDArray[np.float64]:
         """The price of every action (A,)."""
@@ -65,7 +67,8 @@ class Budget:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain tables, ready for JSON."""
-        return {"shares": self.shares, "prices": self.prices}
+        known = {} if self.samples is None else {"samples": self.samples}
+        return {"shares": self.shares, "prices": self.prices, **known}
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,9 +209,23 @@ def priced(decider: "Decider", p: Floats, weights: NDArray[np.float64], budget: 
     check_budget_rule(decider)
     utility, shares, worth = decider.utility, as_shares(budget, decider.utility), Worth.of(decider.utility, p)
     worth.gains[np.broadcast_to(handed, len(p))] = -1.0
-    names, groups = limited_actions(shares, worth, utility)
+    names, groups = limited_actions(shares, utility)
     _, prices = assign(worth.gains, groups, [shares[name] * float(weights.sum()) for name in names], weights)
-    return Budget(shares, dict(zip(names, prices.tolist(), strict=True)))
+    prices = _above_ties(worth.gains, groups, prices)
+    size = float(weights.sum() ** 2 / (weights @ weights))
+    return Budget(shares, dict(zip(names, prices.tolist(), strict=True)), round(size, 1))
+
+
+def _above_ties(gains: NDArray[np.float64], groups: NDArray[np.bool_], prices: NDArray[np.float64]) -> Any:
+    """Prices that are not those of several samples: rounding would hand over any share of these."""
+    found, near = prices.copy(), AT_PRICE * max(float(np.ptp(gains)), 1e-300)
+    for g, group in enumerate(groups):
+        best, rest, _ = _margins(gains - prices @ groups + prices[g] * group, group)
+        margin = best - rest
+        if prices[g] > 0 and (np.abs(margin - prices[g]) <= near).sum() > 1:
+            above = margin[margin > prices[g] + near]
+            found[g] = (prices[g] + above.min()) / 2 if len(above) else prices[g] + 2 * near
+    return found
 
 
 def kept_to(decider: "Decider", scores: Scores, batch: "bool | PerDay", forced: Indices | None = None) -> Indices:
@@ -223,19 +240,23 @@ def kept_to(decider: "Decider", scores: Scores, batch: "bool | PerDay", forced: 
     worth = Worth.of(utility, np.concatenate([p for _, p in decider.stream(scores)]))
     forced = np.full(samples, -1) if forced is None else forced
     worth.gains[forced >= 0] = -1.0
-    if isinstance(batch, PerDay):
-        check_budget_rule(decider)
-        limits, parts = batch.limits(utility), batch.rows(samples)
-    else:
-        assert budget is not None
-        limits = {name: int(np.floor(share * samples + TIE)) for name, share in budget.shares.items()}
-        parts = [np.arange(samples)]
-    names, groups = limited_actions(limits, worth, utility)
+    if not isinstance(batch, PerDay):
+        return worth.chosen(allotted(decider, worth.gains))
+    check_budget_rule(decider)
+    names, groups = limited_actions(limits := batch.limits(utility), utility)
     counts, choice = np.array([limits[name] for name in names]), np.empty(samples, dtype=np.int64)
-    for rows in parts:
-        used = groups @ (forced[rows, None] == worth.actions).sum(axis=0) if isinstance(batch, PerDay) else 0
+    for rows in batch.rows(samples):
+        used = groups @ (forced[rows, None] == worth.actions).sum(axis=0)
         choice[rows] = assign(worth.gains[rows], groups, np.maximum(counts - used, 0).tolist())[0]
     return worth.chosen(choice)
+
+
+def allotted(decider: "Decider", gains: NDArray[np.float64]) -> Indices:
+    """Of a whole batch with gains (N, K), which hand-over each sample gets (N,), -1 for none: at most the shares."""
+    assert decider.budget is not None
+    limits = {name: int(np.floor(share * len(gains) + TIE)) for name, share in decider.budget.shares.items()}
+    names, groups = limited_actions(limits, decider.utility)
+    return assign(gains, groups, [limits[name] for name in names])[0]
 
 
 def priced_alike(one: "Decider", other: "Decider") -> bool:
@@ -246,9 +267,9 @@ def priced_alike(one: "Decider", other: "Decider") -> bool:
     return all(same) and one.fitted is other.fitted and equal
 
 
-def limited_actions(named: Mapping[str, float], worth: Worth, utility: Utility) -> tuple[list[str], NDArray[np.bool_]]:
-    """The names of the budgets, and which actions (K,) each limits."""
-    handing = [utility.actions[a] for a in worth.actions]
+def limited_actions(named: Mapping[str, float], utility: Utility) -> tuple[list[str], NDArray[np.bool_]]:
+    """The names of the budgets, and which of the actions that hand over (K,) each limits."""
+    handing = handing_over(utility)
     limited = [[name in (TOTAL, action) for action in handing] for name in named]
     return list(named), np.array(limited, dtype=bool).reshape(len(named), len(handing))
 
@@ -280,10 +301,8 @@ def _assign_one(
     gains: NDArray[np.float64], group: NDArray[np.bool_], count: float, w: NDArray[np.float64]
 ) -> tuple[Indices, NDArray[np.float64]]:
     """The samples for which the limited actions gain most over the others."""
-    rows, (inside, outside) = np.arange(len(gains)), (np.where(mask, gains, -np.inf) for mask in (group, ~group))
-    best, other = inside.argmax(axis=1), outside.argmax(axis=1)
-    rest = np.maximum(outside[rows, other], 0)
-    margin = inside[rows, best] - rest
+    value, rest, (best, other) = _margins(gains, group)
+    margin = value - rest
     order = np.argsort(-margin, kind="stable")
     fits = (np.cumsum(w[order]) <= count * (1 + TIE)) & (margin[order] > 0)
     last = int(fits.sum())
@@ -292,6 +311,15 @@ def _assign_one(
     choice = np.where(rest > 0, other, -1)
     choice[order[:last]] = best[order[:last]]
     return choice, np.array([price])
+
+
+def _margins(
+    gains: NDArray[np.float64], group: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], tuple[Indices, Indices]]:
+    """The best gain among the actions of a group, that of all else (at least 0), and which actions these are."""
+    rows, (inside, outside) = np.arange(len(gains)), (np.where(mask, gains, -np.inf) for mask in (group, ~group))
+    best, other = inside.argmax(axis=1), outside.argmax(axis=1)
+    return inside[rows, best], np.maximum(outside[rows, other], 0), (best, other)
 
 
 def _assign_several(

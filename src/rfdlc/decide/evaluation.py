@@ -24,6 +24,9 @@ COINCIDENCE = 0.01  # of the coarse scores of two sets of samples, some are equa
 WORTH, COST = "mean_utility", "mean_cost"  # the second where utilities are costs
 GAP = "utility_gap"
 ANSWERED = ("abstention_rate", "kept_accuracy")
+OF_RARER = {"recall": "recall", "precision": "precision", "specificity": "specificity", "auroc": "AUROC"}
+REGIONAL = ("accuracy_by_region", "accuracy_by_shots", "false_head_rate", "false_head_rates", "ece_by_region",
+            "utility_gap_by_region", "set_coverage_by_region")  # fmt: skip
 MOST_PARTS = 12  # a metric with more parts is not listed in tables
 
 
@@ -194,6 +197,7 @@ class Evaluation:
     def promise(self) -> str:
         """Whether decisions were worth what their probabilities promised, in words."""
         gaps = [e for e in entries(self.values) if e.metric.name.startswith("utility_gap") and e.name in self.intervals]
+        gaps = [e for e in gaps if self._rarer is None or e.metric.name not in REGIONAL]
         less: dict[str, str] = {}
         more: dict[str, str] = {}
         shown = {}
@@ -219,9 +223,10 @@ class Evaluation:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(metric, value, interval) as tables show them, without metrics that are not defined; costs as such."""
-        rows = []
+        rows, rarer = list[tuple[str, str, str]](), self._rarer
         for entry in entries(self.values, most_parts=MOST_PARTS, shown=True):
-            if not np.isnan(entry.value):
+            rows += self._of_class(rarer) if rarer is not None and entry.name == "balanced_accuracy" else []
+            if not np.isnan(entry.value) and (rarer is None or entry.metric.name not in REGIONAL):
                 label, value = entry.label, entry.value
                 bounds: tuple[float, ...] = self.intervals.get(entry.name, ())
                 if self.outcomes is not None and entry.is_cost(self.outcomes.utility):
@@ -230,6 +235,23 @@ class Evaluation:
                 show = entry.metric.format
                 rows.append(("  " * bool(entry.metric.parent) + label, show(value), " to ".join(map(show, bounds))))
         return rows
+
+    @property
+    def _rarer(self) -> int | None:
+        """The rarer of two classes, which tables show instead of regions of classes; None of more classes."""
+        o = self.outcomes
+        if o is None or len(o.classes) != 2:
+            return None
+        counts = np.bincount(o.targets, minlength=2) if o.classes.counts is None else np.array(o.classes.counts)
+        return int(counts[1] <= counts[0])
+
+    def _of_class(self, c: int) -> list[tuple[str, str, str]]:
+        found = {name: part for name, part in of_class(self._samples, c).items() if name in OF_RARER}
+        name, known = self._samples.classes.names[c], {key: e for key, e in found.items() if not np.isnan(e.value)}
+        ends = {key: " to ".join(map("{:.2%}".format, e.interval() or ())) for key, e in known.items()}
+        return [
+            (f"{OF_RARER[key]} of {name}", f"{known[key].value:.2%}", ends[key]) for key in OF_RARER if key in known
+        ]
 
     def __repr__(self) -> str:
         return "\n".join([counted_samples(self.samples, self.groups), *aligned(self.rows())])

@@ -204,7 +204,7 @@ class Window:
     accuracy: list[float | None]  # expected, by decided class
     handed_over: dict[str, float]
     unfamiliar: float
-    misfit: float  # p-value: can label shift explain the largest probabilities?
+    misfit: float  # p-value: can label shift explain the most probable classes and their probabilities?
     span: tuple[float, float] | None = None  # seconds
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,24 +241,48 @@ def assess(reference: Reference, decisions: Decided, first: int = 0) -> Window:
 
 
 def label_shift_misfit(reference: Reference, p: Floats, prior: Prior) -> float:
-    """The p-value of a chi-squared test: largest probabilities of samples beside held-out ones of another class prior.
+    """The p-value of a chi-squared test: new samples beside held-out ones that are weighted for another class prior.
 
-    Held-out samples are weighted by the likelihood ratio of the estimated prior, so that a changed prior alone is not
-    a misfit.
+    They are counted by the most probable class and its probability. Held-out samples are weighted by the likelihood
+    ratio of the estimated prior, so that a changed prior alone is not a misfit.
     """
     held = reference.decisions.probabilities
     weights = reference.weights * (held @ (prior / np.maximum(reference.prior, LEAST)))
     weights = weights / weights.sum()
-    confidence = held.max(axis=1)
-    order = np.argsort(confidence, kind="stable")
-    ends = np.searchsorted(np.cumsum(weights[order]), np.arange(1, BINS) / BINS)
-    edges = np.unique(confidence[order[np.minimum(ends, len(order) - 1)]])
-    bins = len(edges) + 1
-    expected = np.bincount(np.searchsorted(edges, confidence), weights, bins)
-    observed = np.bincount(np.searchsorted(edges, p.max(axis=1)), minlength=bins) / len(p)
+    of_held, of_new, cells = _cells(held, p, weights)
+    expected = np.bincount(of_held, weights, cells)
+    observed = np.bincount(of_new, minlength=cells) / len(p)
     size = 1 / (1 / len(p) + weights @ weights)
     statistic = size * ((observed - expected) ** 2 / np.maximum(expected, 1 / len(held))).sum()
-    return float(gammaincc((bins - 1) / 2, statistic / 2))
+    return float(gammaincc((cells - 1) / 2, statistic / 2))
+
+
+def _cells(held: Floats, p: Floats, weights: Floats) -> tuple[Indices, Indices, int]:
+    """The cells of held-out (N,) and of new samples (n,) that have about 1 / BINS of the weight each, and their number.
+
+    Classes that are the most probable one of at least this share have cells of their own, by its probability; the
+    others share theirs.
+    """
+    classes = held.shape[1]
+    owns = np.bincount(held.argmax(axis=1), weights, classes) >= 1 / BINS
+    groups = [np.where(owns[each.argmax(axis=1)], each.argmax(axis=1), classes) for each in (held, p)]
+    confidences, found, cells = [held.max(axis=1), p.max(axis=1)], [np.zeros(len(held), int), np.zeros(len(p), int)], 0
+    for group in np.unique(np.concatenate(groups)):
+        own = np.flatnonzero(groups[0] == group)
+        order = own[np.argsort(confidences[0][own], kind="stable")]
+        sums = np.cumsum(weights[order])
+        ends = np.arange(1, round(sums[-1] * BINS)) / round(sums[-1] * BINS) * sums[-1] if len(own) else np.zeros(0)
+        edges = np.unique(confidences[0][order[np.minimum(np.searchsorted(sums, ends), len(order) - 1)]])
+        for side in (0, 1):
+            rows = groups[side] == group
+            found[side][rows] = cells + np.searchsorted(edges, confidences[side][rows])
+        cells += len(edges) + 1
+    return found[0], found[1], cells
+
+
+def misfit_level(per_month: int, samples: int) -> float:
+    """The p-value of windows of this size below which label shift does not explain one, at the false alarms a month."""
+    return LEVELS[MISFIT] / max(1.0, per_month / samples)
 
 
 class Monitor:
@@ -343,8 +367,7 @@ class Monitor:
         if len(self._window) * BLOCK >= self.window:
             recent, self._window = np.concatenate(self._window), []
             found = label_shift_misfit(self.reference, recent, self._bets.estimated(recent))
-            tests = max(1.0, self.per_month / len(recent))
-            if self.misfit is None and found < LEVELS[MISFIT] / tests:
+            if self.misfit is None and found < misfit_level(self.per_month, len(recent)):
                 self.misfit = self.evidence[PRIOR].samples
 
 

@@ -132,12 +132,18 @@ class Outcomes:
         return replace(self, **columns, load_probabilities=lambda: self.probabilities[rows], gaps=None)
 
 
-def observe(scores: Scores, y: Indices, decider: Decider, kind: str = "decision-probability") -> Outcomes:
-    """Decide scores in one pass, chunk by chunk; `kind` is the uncertainty that ranks samples."""
+def observe(
+    scores: Scores, y: Indices, decider: Decider, kind: str = "decision-probability", *, batch: bool = True
+) -> Outcomes:
+    """Decide scores, chunk by chunk; `kind` is the uncertainty that ranks samples.
+
+    They are one `batch`, which keeps to a budget exactly, or some of many, which go by its prices.
+    """
     needs = "uncertainty 'evidential' needs logits, but these are probabilities: choose another"
     expect(scores.logits or kind != "evidential", needs)
     rank, parts, rng = UNCERTAINTIES[kind], [], np.random.default_rng(0)
-    limited = None if decider.unfamiliar is None else handed_over(decider, scores, False)[0]
+    shared = batch and decider.budget is not None
+    limited = handed_over(decider, scores, batch)[0] if shared or decider.unfamiliar is not None else None
     for rows, p in decider.stream(scores):
         actions = decider.decide_probabilities(p) if limited is None else limited[rows]
         certainty = None if rank is None else -rank(p, scores.values[:, rows], scores.logits)

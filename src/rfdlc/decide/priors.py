@@ -53,6 +53,8 @@ def as_prior(given: PriorLike, classes: Classes, what: str) -> Prior:
         table = {str(name): share for name, share in given.items()}  # type: ignore[union-attr]
         classes.encode(list(table), f"{what} class")
         missing = [name for name in classes.names if name not in table]
+        if len(classes) == 2 and len(missing) == 1 and 0 < (rest := 1 - float(next(iter(table.values())))) <= 1:
+            table, missing = {**table, missing[0]: rest}, []
         expect(not missing, f"{what} has no share for {listing(missing)}: expected one for every class")
         given = [table[name] for name in classes.names]
     values, count = np.asarray(given, dtype=np.float64), len(classes)

@@ -80,7 +80,7 @@ class StreamController:
         expect(self.per_day is None or days is not None, "per_day needs the day of each sample: give days")
         p = np.concatenate([p for _, p in decider.stream(checked)])
         worth, strange = Worth.of(decider.utility, p), flags(decider, checked, p)
-        groups = limited_actions(self._budget.shares, worth, decider.utility)[1]
+        groups = limited_actions(self._budget.shares, decider.utility)[1]
         rows = zip(worth.gains, named, strange, strict=True)
         choice = np.array([self._choose(row, groups, day, odd) for row, day, odd in rows], dtype=np.int64)
         return np.where(strange, unfamiliar_action(decider.utility, p), worth.chosen(choice))

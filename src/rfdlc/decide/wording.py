@@ -1,6 +1,7 @@
 """What is said about deciders: errors, warnings, and the class prior that is decided for."""
 
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rfdlc.errors import listing
 if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
 
+GIVEN = ", given the calibration, whose error is not included in the intervals"
 FEW = 30  # held-out samples of a class: its share is estimated from fewer with a warning
 ENOUGH, LIKELY = 20, 0.6  # samples, and the accuracy of another order of columns, that get a warning
 LOOKED_AT, MOST_ORDERED = 10_000, 1000  # samples for that, and classes: orders are compared in cubic time
@@ -53,6 +55,14 @@ SETS_DROPPED = (
     "--sets with --calibrate FILE)"
 )
 
+SHARE_ERRORS = 4.0  # standard errors between the share of a budget and the one handed over that get a warning
+OFF_SHARE = (
+    "{:.3g}% of {:,} samples were handed over, where the budget ({}) is {:.3g}%: it goes by a price of held-out "
+    "samples, which score unlike these (networks that were trained further since, or other data); decide all samples "
+    "as one batch (`rfdlc decide FILE --budget SHARE`), find the price on recent samples (--calibrate FILE, "
+    "fit_budget), or keep to the share in a stream (StreamController)"
+)
+
 ONE_CLASS = (
     "calibration takes it for nearly certain in future, too; fit with samples of all classes, or without calibration"
 )
@@ -79,11 +89,21 @@ def decided_for(decider: "Decider") -> str:
     if target is None:
         return "decided for the class prior that the scores carry"
     if decider.estimate is not None:
-        return f"decided for the estimated class prior {in_words(classes, target, decider.estimate.interval())}"
+        shares = in_words(classes, target, decider.estimate.interval())
+        return f"decided for the estimated class prior {shares}{'' if _temperature_alone(decider) else GIVEN}"
     if is_uniform(target):
         return "decided for a uniform class prior"
     natural = classes.counts is not None and np.abs(target - classes.prior).max() < 1e-9
     return f"decided for the class prior {'of the training data' if natural else in_words(classes, target)}"
+
+
+def _temperature_alone(decider: "Decider") -> bool:
+    """Whether intervals of estimates include the error of the calibration: they do that of a temperature."""
+    fitted = decider.fitted
+    if fitted is None:
+        return True
+    weight, bias = fitted.as_affine()
+    return np.ndim(weight) == 0 and not np.any(bias) and fitted.power == 1
 
 
 def left_open(decider: "Decider", scores: Any) -> str:
@@ -145,6 +165,23 @@ def warn_of_few(decider: "Decider") -> None:
     if len(few):
         names = decider.utility.classes.names
         warnings.warn(FEW_HELD_OUT.format(listing(f"{held[c]:.0f} of {names[c]!r}" for c in few), FEW), stacklevel=3)
+
+
+def warn_of_share(decider: "Decider", counts: Mapping[str, int]) -> None:
+    """Warn if prices handed over a share further from that of the budget than chance explains, by counts of actions.
+
+    Fewer hand-overs are no reason for it at a price of 0: no other sample was worth handing over. Unfamiliar samples
+    come beside the budget, so that nothing is known with them.
+    """
+    budget, samples = decider.budget, sum(counts.values())
+    if budget is None or decider.unfamiliar is not None or not samples:
+        return
+    for name, handed in budget.handed_over(counts, decider.utility).items():
+        share = budget.shares[name]
+        error = np.sqrt(share * (1 - share) * (1 / samples + 1 / (budget.samples or samples)))
+        gap = handed - share if budget.prices[name] > 0 else max(0.0, handed - share)
+        if abs(gap) > SHARE_ERRORS * error + 1 / samples:
+            warnings.warn(OFF_SHARE.format(100 * handed, samples, name, 100 * share), stacklevel=3)
 
 
 def prior_warning(decider: "Decider", targets: Indices, rare: bool) -> str | None:

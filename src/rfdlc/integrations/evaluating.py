@@ -61,7 +61,7 @@ def evaluate_lake(
             return None
         predictions = predictions_of(batch, classes, logits=logits, where=where)
         scores, y = decider.read_labelled(predictions, _targets(batch.column(TARGET), classes))
-        return Sums.of(observe(scores, y, decider, uncertainty), probabilities)
+        return Sums.of(observe(scores, y, decider, uncertainty, batch=False), probabilities)
 
     def sums(unit: Unit, report: Report) -> Sums | None:
         found = None

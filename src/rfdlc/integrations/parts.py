@@ -193,20 +193,29 @@ class Parts:
 
 @dataclass(frozen=True)
 class TableStore:
-    """Tables of pyarrow: parts in Parquet, the file in Parquet or CSV. `repeated` are columns with few values."""
+    """Tables of pyarrow: parts in Parquet, the file in Parquet or CSV. `repeated` are columns with few values.
+
+    Parts may have `more` columns, from which `settle` finds what all rows together decide: it takes the parts, and
+    returns a function for each of them in turn.
+    """
 
     schema: Any
     kind: str  # of the file: .parquet or .csv
     repeated: Sequence[str] = ()
     values: int = 0  # per row, where columns hold lists
     suffix: str = ".parquet"
+    more: Any = ()  # fields of pyarrow
+    settle: Callable[[Iterator[Any]], Callable[[Any], Any]] | None = None
     actions: Counter[str] = field(default_factory=Counter)  # of the rows that were joined, where they have some
 
     def begin(self, path: Path | None, count: int = 0) -> None:
         pass
 
     def write(self, path: Path, rows: Any, skipped: bytes) -> None:
-        schema = self.schema.with_metadata({**(self.schema.metadata or {}), SKIPPED: skipped})
+        import pyarrow
+
+        metadata = {**(self.schema.metadata or {}), SKIPPED: skipped}
+        schema = pyarrow.schema([*self.schema, *self.more], metadata)
         with open_writer(path, schema, self.suffix) as writer:
             writer.write_table(rows.cast(schema))
 
@@ -215,14 +224,16 @@ class TableStore:
 
         skipped, schema = b"", self.schema.with_metadata({**(self.schema.metadata or {}), MADE_BY: job})
         group = max(1, min(GROUP_ROWS, GROUP_VALUES // max(self.values, len(schema))) // max(1, *sizes, 1))
+        both = list(zip(files, sizes, strict=True))
+        settled = None if self.settle is None else self.settle(self._read(*each) for each in both)
         with open_writer(path, schema, self.kind, self.repeated) as writer:
             for first in range(0, len(files), group):
-                both = zip(files[first : first + group], sizes[first : first + group], strict=True)
-                tables = [self._read(file, size) for file, size in both]
+                tables = [self._read(file, size) for file, size in both[first : first + group]]
                 skipped += b"".join(table.schema.metadata.get(SKIPPED, b"") for table in tables)
+                tables = tables if settled is None else list(map(settled, tables))
                 for table in tables if "action" in schema.names else ():
                     self.actions.update({r["values"]: r["counts"] for r in table["action"].value_counts().to_pylist()})
-                writer.write_table(concat_tables(table.cast(schema) for table in tables))
+                writer.write_table(concat_tables(table.select(schema.names).cast(schema) for table in tables))
         return skipped
 
     def job_of(self, path: Path) -> str | None:

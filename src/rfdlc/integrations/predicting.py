@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -17,12 +17,14 @@ import torch
 from rfdlc.data.load import locate
 from rfdlc.data.samples import Samples, Sources, image_paths
 from rfdlc.data.sources.image_files import common_folder
+from rfdlc.decide.budgets import Budget, Worth, allotted
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorEstimate, PriorLike
-from rfdlc.decide.rules import largest
-from rfdlc.decide.scores import CORRECTED, DECIDED, DETAILS, KIND, RAW, check_class_names
+from rfdlc.decide.rules import EXPECTED_UTILITY, OVER_BUDGET, UNFAMILIAR, largest
+from rfdlc.decide.scores import CORRECTED, DECIDED, DETAILS, KIND, RAW, Floats, check_class_names
 from rfdlc.decide.sets import set_texts
+from rfdlc.decide.unfamiliar import flags, unfamiliar_action
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import replacing
@@ -50,6 +52,8 @@ class Predicted:
     complete: bool = True  # False where other processes still have parts to do: the last one writes the file
     skipped_file: Path | None = None  # names the broken samples
     actions: Mapping[str, int] = field(default_factory=dict)  # how often each is in the table that this process wrote
+    budget: Budget | None = None  # that of the decider, where one was used
+    handed_over: Mapping[str, float] = field(default_factory=dict)  # the shares of its names
 
 
 def predict(
@@ -71,7 +75,8 @@ def predict(
     utility, target_prior
         What a table is decided for, by default as the run; the prior "estimate" is estimated from these samples.
     decider
-        Instead of these and of the run's own, for example `Decider.load(run)` with sets, or a budget by its prices.
+        Instead of these and of the run's own, for example `Decider.load(run)` with sets, or a budget: all samples are
+        one batch, in which at most its share is handed over.
     raw
         Write the model's own probabilities to a table, for a decider to calibrate and correct later.
     keep
@@ -104,25 +109,33 @@ def predict(
     decide_by(model, samples, utility, target_prior, decider)
     if kind == ".npz":
         return _write_logits(model, samples, path)
-    table = Table(model, raw, samples)
+    table = Table(model, raw, samples, batch=True)
     job = {"model": _fingerprint(Path(run)), "source": samples.fingerprint, **table.described()}
-    store = TableStore(table.schema, kind, REPEATED)
+    store = TableStore(table.schema, kind, REPEATED, more=table.gains, settle=table.settle if table.gains else None)
     parts = Parts(path, store, len(samples), max(1, min(PART_ROWS, PART_VALUES // len(table.schema))), job)
     complete = parts.fill(partial(table.compute, samples), "Predicting")
-    if told := samples.cut_warning():
-        warnings.warn(told, stacklevel=2)
+    if cut := samples.cut_warning():
+        warnings.warn(cut, stacklevel=2)
     skipped, listed = parts.skipped if complete else (0, None)
     actions = {name: store.actions[name] for name in table.decider.utility.actions} if store.actions else {}
-    return Predicted(path, len(samples) - skipped, skipped, model.decider.decided_for, complete, listed, actions)
+    shares, told = shares_of(model.decider, actions), model.decider.decided_for
+    return Predicted(path, len(samples) - skipped, skipped, told, complete, listed, actions, *shares)
+
+
+def shares_of(decider: Decider, actions: Mapping[str, int]) -> tuple[Budget | None, dict[str, float]]:
+    """The budget of a decider, and the shares that were handed over, of the names of the budget."""
+    budget = decider.budget if actions else None
+    return budget, {} if budget is None else budget.handed_over(actions, decider.utility)
 
 
 def _write_logits(model: Model, samples: Samples, path: Path) -> Predicted:
     found, names = model.predict_samples(samples), model.decider.utility.actions
     with replacing(path) as beside:
         found.save(beside)
-    chosen = model.decider.decide(found) if len(found) else np.zeros(0, dtype=np.int64)
+    chosen = model.decider.decide(found, batch=True) if len(found) else np.zeros(0, dtype=np.int64)
     actions = dict(zip(names, np.bincount(chosen, minlength=len(names)).tolist(), strict=True))
-    return Predicted(path, len(found), len(samples) - len(found), model.decider.decided_for, actions=actions)
+    shares, told = shares_of(model.decider, actions), model.decider.decided_for
+    return Predicted(path, len(found), len(samples) - len(found), told, True, None, actions, *shares)
 
 
 def warn_of_training(
@@ -164,9 +177,13 @@ def _own_split(run: Run, source: Sources, root: str | Path | None, split: str | 
 
 
 class Table:
-    """From samples to the columns of the file."""
+    """From samples to the columns of the file.
 
-    def __init__(self, model: Model, raw: bool, samples: Samples | None = None) -> None:
+    If all samples are one `batch` with a budget, columns `gains` follow: what each action that hands over gains. From
+    those of all samples, `settle` finds which are handed over.
+    """
+
+    def __init__(self, model: Model, raw: bool, samples: Samples | None = None, *, batch: bool = False) -> None:
         import pyarrow
 
         self.model, self.kind = model, RAW if raw else CORRECTED
@@ -191,6 +208,8 @@ class Table:
         fields += [(name, cells.type) for name, cells in kept.items() if name not in names]
         scores = json.dumps({"scores": self.kind, "prior": carried}, ensure_ascii=False)
         self.schema = pyarrow.schema(fields, {"rfdlc.scores": scores})
+        handing = np.flatnonzero(decider.utility.decided_class < 0) if batch and decider.budget is not None else ()
+        self.gains = [pyarrow.field(f"rfdlc_gain {decider.utility.actions[a]}", pyarrow.float64()) for a in handing]
 
     def described(self) -> dict[str, Any]:
         """What the columns depend on beside the model and the samples."""
@@ -201,20 +220,22 @@ class Table:
         for name in ("sets", "budget", "unfamiliar"):
             own = getattr(decider, name)
             known[name] = None if own is None else own.to_dict()
-        return known | {"columns": self.schema.names, "kind of scores": self.kind}
+        names = [*self.schema.names, *(field.name for field in self.gains)]
+        return known | {"columns": names, "kind of scores": self.kind}
 
     def compute(self, samples: Samples, parts: Sequence[range], report: Report) -> Iterator[Computed]:
         """Each part as a `pyarrow.Table`, and what was wrong with the samples that were left out."""
         import pyarrow
 
+        schema = pyarrow.schema([*self.schema, *self.gains], self.schema.metadata)
         for _, found in groupby(self.model.predict_pieces(samples, parts), lambda piece: piece[0]):
-            pieces, broken = [self.schema.empty_table()], list[str]()
+            pieces, broken = [schema.empty_table()], list[str]()
             for _, predictions, piece in found:
                 broken += piece.broken
                 report(len(piece.split) + len(piece.broken))
                 if predictions is not None:
                     columns = {**piece.columns, **self.columns(predictions)}
-                    pieces.append(pyarrow.table({name: columns[name] for name in self.schema.names}, self.schema))
+                    pieces.append(pyarrow.table({name: columns[name] for name in schema.names}, schema))
             yield pyarrow.concat_tables(pieces), broken
 
     def columns(self, found: Predictions) -> dict[str, Any]:
@@ -222,7 +243,11 @@ class Table:
         corrected = np.asarray(self.decider.probabilities(found))
         written = corrected if self.written is self.decider else np.asarray(self.written.probabilities(found))
         chosen, values, reason = largest(corrected), corrected.max(axis=1), list[str]()
-        if not self.one_hot:
+        gains = dict[str, Any]()
+        if self.gains:
+            chosen, values, reason, gained = self._kept(found, corrected)
+            gains = dict(zip((field.name for field in self.gains), gained.T, strict=True))
+        elif not self.one_hot:
             strange = self.decider.unfamiliar is not None  # then logits are needed, too
             explained = self.decider.explain(found) if strange else self.decider.explain_probabilities(corrected)
             chosen, values, reason = explained.action, explained.value, explained.reason.tolist()
@@ -234,7 +259,45 @@ class Table:
             columns |= {"set": set_texts(members, found.classes), "set_size": members.sum(axis=1).astype(np.float32)}
         if found.targets is not None:
             columns["target"] = found.classes.select(found.targets)
-        return {name: columns[name] for name in self.schema.names if name in columns}
+        return {name: columns[name] for name in self.schema.names if name in columns} | gains
+
+    def _kept(self, found: Predictions, corrected: Floats) -> tuple[Any, Any, list[str], Floats]:
+        """The best class of each sample, or the action that it gets as unfamiliar, and what handing it over gains."""
+        utility, worth = self.decider.utility, Worth.of(self.decider.utility, corrected)
+        strange = flags(self.decider, found.scores, corrected)
+        chosen = np.where(strange, unfamiliar_action(utility, corrected), worth.kept) if strange.any() else worth.kept
+        worth.gains[strange] = -1.0
+        values = np.einsum("nc,nc->n", corrected.astype(np.float64), utility.matrix.T[chosen])
+        return chosen, values, np.where(strange, UNFAMILIAR, "").tolist(), worth.gains
+
+    def settle(self, parts: Iterator[Any]) -> Callable[[Any], Any]:
+        """A function that changes parts, each in turn, to what a budget leaves of them: at most its share."""
+        import pyarrow
+
+        def of(part: Any) -> Floats:
+            return np.stack([part[field.name].to_numpy() for field in self.gains], axis=1)
+
+        choice, done, utility = (
+            allotted(self.decider, np.concatenate([of(part) for part in parts])),
+            0,
+            self.decider.utility,
+        )
+        handing = np.array(utility.actions)[utility.decided_class < 0]
+
+        def settled(part: Any) -> Any:
+            nonlocal done
+            own, gains = choice[done : done + len(part)], of(part)
+            done, away = done + len(part), own >= 0
+            reason = np.where(gains.max(axis=1) > 0, np.where(away, EXPECTED_UTILITY, OVER_BUDGET), part["reason"])
+            value = part["expected_utility"].to_numpy() + np.where(away, gains[np.arange(len(own)), own], 0)
+            action = np.where(away, handing[own], part["action"])
+            for name, cells in (("action", action), ("expected_utility", value), ("reason", reason)):
+                place = part.schema.get_field_index(name)
+                array = pyarrow.array(cells.tolist(), part.schema.field(name).type)
+                part = part.set_column(place, part.schema.field(name), array)
+            return part
+
+        return settled
 
 
 def decide_by(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rfdlc.decide import wording
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
@@ -158,7 +159,7 @@ def predict_source(
 
     Actors read their samples themselves: the run folder and the source must be readable on all machines.
     """
-    from rfdlc.integrations.predicting import Predicted, decide_by, warn_of_training
+    from rfdlc.integrations.predicting import Predicted, decide_by, shares_of, warn_of_training
     from rfdlc.training.model import Model
 
     remote, folder = "://" in str(out), Path(out)
@@ -182,7 +183,9 @@ def predict_source(
         for row in batch["action"].value_counts().to_pylist():
             counts[row["values"]] += row["counts"]
     written = sum(counts.values())
-    return Predicted(Path(out), written, len(samples) - written, told, actions=counts)
+    wording.warn_of_share(model.decider, counts)
+    shares = shares_of(model.decider, counts)
+    return Predicted(Path(out), written, len(samples) - written, told, True, None, counts, *shares)
 
 
 class PredictPart:

@@ -124,28 +124,40 @@ class Watch:
         """A utility, or both ends of its interval, in words."""
         return worth_in_words(self.log.decider.utility.has_costs, *ends)
 
+    def fits(self, window: monitoring.Window) -> bool:
+        """Whether label shift can explain the scores of a window: if not, its estimates mean little."""
+        return window.misfit >= monitoring.misfit_level(self.monitor.per_month, window.samples)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether label shift can explain all windows, and what the monitor has seen."""
+        return self.monitor.trusted and all(map(self.fits, [*self.windows, self.whole]))
+
     @property
     def verdict(self) -> list[str]:
         """What to know first, in words."""
         alarms, seen, last = self.monitor.alarms, len(self.log.decisions), self.windows[-1]
         promised, lines = self.reference.values(), []
-        if not self.monitor.trusted:
+        if not self.trusted:
             why = []
             if alarms[monitoring.STRANGE] is not None:
                 share = f"from {promised['unfamiliar']:.1%} to {last.unfamiliar:.1%}"
                 why.append(f"unfamiliar input has risen {share} (alarm at sample {alarms[monitoring.STRANGE]:,})")
-            if alarms[monitoring.MISFIT] is not None:
-                why.append(f"no class prior explains the scores (alarm at sample {alarms[monitoring.MISFIT]:,})")
+            if (sample := alarms[monitoring.MISFIT]) is not None or self.monitor.trusted:
+                when = "in some windows" if sample is None else f"alarm at sample {sample:,}"
+                why.append(f"no class prior explains the scores ({when})")
             lines.append(f"{NOT_TRUSTED}: {' and '.join(why)}. The data have changed in more than their class prior: "
                          "have samples reviewed, and compare with their labels.")  # fmt: skip
         elif alarms[monitoring.PRIOR] is not None:
             away = float(np.abs(last.estimate.prior - self.reference.prior).sum() / 2)
-            lines.append(f"The class prior has changed (alarm at sample {alarms[monitoring.PRIOR]:,}): the last window "
-                         f"is {away:.2f} in total variation from the prior that is decided for.")  # fmt: skip
+            lines.append(f"The class prior has changed, as far as scores can tell (alarm at sample "
+                         f"{alarms[monitoring.PRIOR]:,}): the last window is {away:.2f} in total variation from the "
+                         "prior that is decided for. Labels of some samples would show it.")  # fmt: skip
         if alarms[monitoring.UTILITY] is not None:
-            lines.append(f"Decisions are worth less (alarm at sample {alarms[monitoring.UTILITY]:,}): "
-                         f"{self.shown(last.expected_utility)} in the last window; held-out data promised "
-                         f"{self.shown(promised['realised_utility'])}.")  # fmt: skip
+            when, before = f"alarm at sample {alarms[monitoring.UTILITY]:,}", self.shown(promised["realised_utility"])
+            ends = f"{self.shown(*last.interval)} in the last window if only the class prior has changed"
+            told = ends if self.trusted else "the scores do not tell how much, labels of some samples would"
+            lines.append(f"Decisions are worth less ({when}): {told}; held-out data promised {before}.")
         if not lines:
             lines.append(f"Nothing has changed as far as {counted(seen, 'sample')} show.")
         if self.log.left_out:
@@ -176,7 +188,7 @@ class Watch:
         }
         return {
             "verdict": self.verdict,
-            "trusted": monitor.trusted,
+            "trusted": self.trusted,
             "samples": len(self.log.decisions),
             "left_out": self.log.left_out,
             "decider": self.log.version,
@@ -184,7 +196,7 @@ class Watch:
             "tests": tests,
             "reference": self.reference.values(),
             "whole": self.whole.to_dict(),
-            "windows": [window.to_dict() for window in self.windows],
+            "windows": [window.to_dict() | {"trusted": self.fits(window)} for window in self.windows],
             "classes": [
                 {"class": name, "samples_needed": size, "enough": enough}
                 for name, (size, enough) in zip(classes, self.lengths, strict=True)

@@ -744,3 +744,24 @@ def test_groups_of_a_run_are_groups_of_its_predictions(tmp_path):
     bare = rfdlc.Predictions.load(tmp_path / "bare_o.csv")
     assert bare.groups is None
     assert bare.ids.tolist() == ["s0", "s1", "s2", "s3"]
+
+
+@pytest.mark.parametrize(("kind", "raw"), [("parquet", False), ("csv", False), ("parquet", True)])
+def test_a_budget_is_kept_exactly_over_all_parts(run, photos, tmp_path, kind, raw, monkeypatch):
+    import pandas
+
+    decider = rfdlc.Decider.load(run)
+    held = rfdlc.Predictions.load(run / "held-out.npz")
+    decider = decider.replace(utility=decider.utility.with_abstain(0.99)).fit_budget(held, budget=0.1)
+    out = tmp_path / f"p.{kind}"
+    interrupted(monkeypatch, run, photos, out, decider=decider, raw=raw)
+    done = rfdlc.predict(run, photos, out, decider=decider, raw=raw)
+    table = pandas.read_csv(out) if kind == "csv" else pandas.read_parquet(out)
+    found = rfdlc.Model.load(run, device="cpu").predict(photos)
+    wanted = decider.explain(found, batch=True)
+    assert table["action"].tolist() == [wanted.actions[a] for a in wanted.action]
+    assert table["reason"].fillna("").tolist() == wanted.reason.tolist()
+    np.testing.assert_allclose(table["expected_utility"], wanted.value, atol=1e-5)
+    assert done.actions["abstain"] == PHOTOS // 10
+    assert done.handed_over == {"total": PHOTOS // 10 / PHOTOS}
+    assert not [name for name in table if name.startswith("rfdlc_gain")]

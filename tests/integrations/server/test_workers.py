@@ -5,6 +5,8 @@ import errno
 import io
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -233,3 +235,42 @@ def test_batches_are_smaller_after_a_late_one(backend):
     assert first == [Unavailable] * 8
     assert others == [[Answer] * 8] * 2
     assert sizes == [8, 4, 4, 6, 2]  # half, and one more after each that succeeds
+
+
+@pytest.mark.usefixtures("quick_tables")
+def test_the_first_large_request_imports_nothing(tmp_path, file):
+    """Trees of many rows go through scikit-learn, which takes seconds to import."""
+    rng = np.random.default_rng(0)
+    lines = [f"{a:.3f},{'ill' if a + b > 0.5 else 'well'}" for a, b in rng.normal(size=(200, 2))]
+    (tmp_path / "rows.csv").write_text("\n".join(["age,kind", *lines]))
+    options = {"data_options": {"target": "kind"}, "device": "cpu"}
+    rfdlc.train(tmp_path / "rows.csv", "rf-dlc", tmp_path / "run", backbone="mixture", **options)
+    code = """import sys
+import numpy as np
+from rfdlc.integrations.onnx.model import blank_sample
+from rfdlc.integrations.server.backend import Answer, Limits, open_backend
+backend = open_backend(sys.argv[1], limits=Limits())
+before = set(sys.modules)
+for samples in (1, 40, 256):
+    found = backend.compute(blank_sample(backend.inputs.input_shape, samples))
+    Answer.of(backend.decider, *found).to_dict(True)
+print(*sorted(set(sys.modules) - before))"""
+    for model in (tmp_path / "run", file):
+        done = subprocess.run([sys.executable, "-c", code, str(model)], check=True, capture_output=True, text=True)
+        assert done.stdout.strip() == ""
+
+
+def test_the_process_of_the_model_is_warm_before_it_is_ready(file, monkeypatch):
+    from rfdlc.integrations.server import backend, workers
+
+    sizes, found = [], backend.OnnxModel.decide
+    monkeypatch.setattr(
+        backend.OnnxModel, "decide", lambda self, samples: sizes.append(len(samples)) or found(self, samples)
+    )
+    opened = backend.open_backend(file, None, None, None, Limits(samples=300))
+    assert sizes == [1, 300]
+    assert opened.name == file.name
+    process = workers.ModelProcess(file, None, None, None, Limits(samples=300))  # what a server starts, and restarts
+    assert process.open().decider.utility.classes == opened.decider.utility.classes
+    assert process.start()
+    process.close()

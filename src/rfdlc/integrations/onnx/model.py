@@ -162,9 +162,9 @@ class OnnxModel:
         expect(off <= TOLERANCE, f"{other}: export it again, or use another version of onnxruntime")
 
 
-def blank_sample(shape: tuple[int, ...]) -> NDArray[Any]:
-    """One sample of zeros, which every model must be able to compute."""
-    return np.zeros((1, *shape), np.uint8 if len(shape) == 3 else np.float32)
+def blank_sample(shape: tuple[int, ...], samples: int = 1) -> NDArray[Any]:
+    """Samples of zeros, which every model must be able to compute."""
+    return np.zeros((samples, *shape), np.uint8 if len(shape) == 3 else np.float32)
 
 
 def check_rule(decider: Decider) -> None:

@@ -48,7 +48,7 @@ def write_page(watched: Watch, out: Path, source: str) -> None:
 
 def _cards(watched: Watch) -> str:
     whole, promised, shift = watched.whole, watched.reference.values(), _shift(watched)[-1]
-    doubt = "" if watched.monitor.trusted else " (not to be trusted)"
+    doubt = "" if watched.trusted else " (not to be trusted)"
     away, before = sum(whole.handed_over.values()), sum(promised["handed_over"].values())
     reasons = "; ".join(f"{why} {share:.1%}" for why, share in whole.handed_over.items())
     cards = [
@@ -168,7 +168,8 @@ def _windows(watched: Watch) -> str:
         shares = [f"{share:.1%}" for share in (*window.handed_over.values(), window.unfamiliar)]
         fit = f"{window.misfit:.2g}"
         value = f"{watched.shown(window.expected_utility)} ({watched.shown(*window.interval)})"
-        rows.append([when, value, f"{shift:.2f}", *shares, fit])
+        known = [value, f"{shift:.2f}"] if watched.fits(window) else ["not to be trusted"] * 2
+        rows.append([when, *known, *shares, fit])
     reasons = [f"handed over: {why}" for why in watched.whole.handed_over]
     head = [
         "samples",

@@ -55,6 +55,15 @@ class Limits:
     seconds: float = 10.0  # to send a request, to answer it, and to read the answer
     drain: float = 1.0  # seconds after SIGTERM in which /ready says no and requests are still accepted
 
+    def together(self, shape: tuple[int, ...]) -> int:
+        """As many samples of this shape as are computed at once, of large images as many as they have pixels.
+
+        >>> Limits().together((40,)), Limits().together((3, 1000, 1000))
+        (256, 100)
+        """
+        images = self.total_pixels // int(np.prod(shape[1:])) if len(shape) == 3 else self.samples
+        return max(1, min(max(self.batch, self.samples), images))
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -77,9 +86,13 @@ class Unavailable(Exception):
 
 def open_backend(
     path: str | Path, utility: Utility | None = None, target_prior: PriorLike | None = None,
-    decider: Decider | None = None,
+    decider: Decider | None = None, limits: Limits | None = None,
 ) -> Backend:  # fmt: skip
-    """Load a run folder or a `.onnx` file, and check by one inference that it computes finite probabilities."""
+    """Load a run folder or a `.onnx` file, and check by one inference that it computes finite probabilities.
+
+    With `limits` it also computes as many samples as they allow at once. Some models go another way for many rows,
+    whose modules take seconds to import: no request should wait for these.
+    """
     place = Path(path)
     exported = place.suffix == ".onnx"
     expected = f"{path} cannot be served: expected a run folder, or a .onnx file written by `rfdlc export`"
@@ -108,7 +121,9 @@ def open_backend(
 
     finite = False
     with suppress(InputError):  # of scores that hold NaN
-        finite = bool(np.isfinite(compute(blank_sample(inputs.input_shape))[0]).all())
+        for samples in sorted({1, 1 if limits is None else limits.together(inputs.input_shape)}):
+            blank = blank_sample(inputs.input_shape, samples)
+            finite = bool(np.isfinite(compute(blank)[0]).all())
     expect(finite, f"{path} cannot be served: its probabilities are not finite; train or export the model again")
     return Backend(place.resolve().name, inputs, chosen, compute)
 

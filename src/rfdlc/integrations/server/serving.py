@@ -65,7 +65,7 @@ def serve(
     expect(not (fixed and versions), "a decider was fitted for one model: serve other versions on ports of their own")
     paths, live = {"1": model, **(versions or {})}, Path(decider) if isinstance(decider, str | Path) else None
     expect(reference is None or log_decisions is not None, "--reference is for --log-decisions DIR: give both")
-    backends = _opened(paths, utility, target_prior, fixed)
+    backends = _opened(paths, utility, target_prior, fixed, limits)
     expect(name is None or URL_SAFE.fullmatch(name), f"name {name!r}: expected letters, digits, dots, - and _")
     logs = {v: _decision_log(v, path, log_decisions, reference, per_month, backends) for v, path in paths.items()}
     known = name or re.sub(r"[^\w.-]+", "-", backends["1"].name, flags=re.ASCII)

@@ -137,7 +137,7 @@ class ModelProcess:
     """The model, in a process of its own: it can be killed while it computes, and is loaded again."""
 
     def __init__(self, path: str | Path, *decided_by: Any) -> None:
-        """`decided_by` as of `open_backend`: the utility, the target prior and the decider."""
+        """`decided_by` as of `open_backend`: the utility, the target prior, the decider and the limits."""
         self.child = Child("compute", (Path(path).absolute(), *decided_by), {})
         self.kill = self.child.kill
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None  # of the event loop
