@@ -73,6 +73,13 @@ def test_empty_rows_of_probabilities_are_skipped(tmp_path: Path, mark: str) -> N
         Predictions.load(tmp_path / "p.csv")
 
 
+def test_a_missing_value_in_a_single_column_is_kept(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"x": [1.0, None]}), tmp_path / "t.parquet")
+    (tmp_path / "t.csv").write_text('x\n1.0\n""\n')
+    with warnings.catch_warnings(action="error"):
+        assert [len(read_columns(tmp_path / name)["x"]) for name in ("t.parquet", "t.csv")] == [2, 2]
+
+
 def test_a_large_file_warns_once(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", [f"{i},{'x' * 200},a" for i in range(100_000)] + [",,"] * 3)
     with pytest.warns(UserWarning, match="3 empty rows skipped") as told:

@@ -12,10 +12,13 @@ DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 
 
 def without_empty_rows(where: object, batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches without the rows in which every cell is empty, as spreadsheets write them below the last one."""
+    """The batches without the rows in which every cell is empty, as spreadsheets write them below the last one.
+
+    In a table of one column an empty cell is a missing value.
+    """
     count = 0
     for batch in batches:
-        empty = np.ones(len(batch), dtype=np.bool_)
+        empty = np.full(len(batch), len(batch.columns) > 1)
         for column in batch.columns:
             empty &= _empty_cells(column) if empty.any() else False
         yield batch.filter(~empty) if empty.any() else batch

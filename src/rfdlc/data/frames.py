@@ -49,7 +49,7 @@ def _checked(frame: Any) -> dict[str, NDArray[Any]]:
 
 def _without_empty_rows(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Without the rows in which every cell is missing, as those of a CSV file are left out."""
-    empty = [*range(len(next(iter(columns.values()))))]
+    empty = [*range(len(next(iter(columns.values()))))] if len(columns) > 1 else []
     for cells in columns.values():
         empty = [row for row in empty if _is_missing(cells[row])]
     if empty:
