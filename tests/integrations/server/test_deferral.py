@@ -52,9 +52,10 @@ def test_everywhere_alike(folder, samples, tmp_path, start):
     assert Answer.of(backend.decider, *backend.compute(samples)).columns["reason"] == expected.reason.tolist()
     rfdlc.predict(folder, "digits-lt", tmp_path / "table.csv")
     with open(tmp_path / "table.csv", newline="") as file:
-        rows = list(csv.DictReader(file))[: len(samples)]
-    assert [row["action"] for row in rows] == actions
-    assert [row["reason"] for row in rows] == expected.reason.tolist()
+        rows = list(csv.DictReader(file))
+    batch = model.decider.explain(model.predict("digits-lt"), batch=True)  # all samples share the budget
+    assert [row["action"] for row in rows] == [batch.actions[a] for a in batch.action]
+    assert [row["reason"] for row in rows] == batch.reason.tolist()
     again = rfdlc.Predictions.load(tmp_path / "table.csv")  # the column of reasons is not a class
     assert again.classes.names == model.classes.names
 
