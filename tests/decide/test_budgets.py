@@ -186,6 +186,18 @@ def test_a_budget_is_saved_and_belongs_to_its_utility(tmp_path):
     assert decider.replace(utility=Utility.one_hot(3), budget=None).budget is None
 
 
+def test_batches_too_small_for_their_share_go_by_prices():
+    """One sample at a time is handed over as in a stream; a share of 0 hands over none."""
+    p, utility = probabilities(2000, 3, 0), Utility.one_hot(3).with_abstain(0.9)
+    decider = Decider(utility).fit_budget(p[:1000], np.arange(1000) % 3, budget=0.1)
+    alone = np.concatenate([decider.decide(row[None], batch=True) for row in p[1000:]])
+    assert alone.tolist() == decider.decide(p[1000:]).tolist()
+    assert 0.05 < (alone == 3).mean() < 0.15
+    assert (decider.decide(p[1000:1010], batch=True) == 3).sum() <= 1  # enough for one
+    none = Decider(utility).fit_budget(p[:1000], np.arange(1000) % 3, budget=0)
+    assert not (np.concatenate([none.decide(row[None], batch=True) for row in p[1000:1100]]) == 3).any()
+
+
 @pytest.mark.parametrize(
     ("budget", "message"),
     [

@@ -252,10 +252,16 @@ def kept_to(decider: "Decider", scores: Scores, batch: "bool | PerDay", forced: 
 
 
 def allotted(decider: "Decider", gains: NDArray[np.float64]) -> Indices:
-    """Of a whole batch with gains (N, K), which hand-over each sample gets (N,), -1 for none: at most the shares."""
-    assert decider.budget is not None
-    limits = {name: int(np.floor(share * len(gains) + TIE)) for name, share in decider.budget.shares.items()}
+    """Of a whole batch with gains (N, K), which hand-over each sample gets (N,), -1 for none: at most the shares.
+
+    A batch of which no share is a whole sample goes by prices: samples that come one at a time keep to a budget, too.
+    """
+    assert (budget := decider.budget) is not None
+    limits = {name: int(np.floor(share * len(gains) + TIE)) for name, share in budget.shares.items()}
     names, groups = limited_actions(limits, decider.utility)
+    if all(share > 0 and limits[name] == 0 for name, share in budget.shares.items()):
+        left = gains - np.array([budget.prices[name] for name in names]) @ groups
+        return np.where(left.max(axis=1) > 0, left.argmax(axis=1), -1)
     return assign(gains, groups, [limits[name] for name in names])[0]
 
 
