@@ -234,7 +234,7 @@ def read_images(
         gone += [f"{entries[i].origin}{wrong[i]}" for i in sorted(wrong)]
         labels = np.array([index.get(entry.label, entry.label) for entry in entries], dtype=np.int64)
         groups = np.array([entry.group for entry in entries])
-        decoded = Split(images, labels, own.names, None if None in groups else groups)
+        decoded = Split(images, labels, own.names, None if None in groups else groups, files=own if fits else None)
         splits[split] = decoded.take(np.setdiff1d(np.arange(len(own)), [*wrong])) if wrong else decoded
     check_broken(gone, how.skip_broken)
     notes = [*notes, *([] if different == {(side, side)} else [_size_note(different, side, fit_note)])]
