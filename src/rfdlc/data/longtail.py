@@ -15,7 +15,7 @@ from rfdlc.errors import expect
 
 FEW, STARTS = 32, 20  # groups, up to which further subsets are exchanged: this finds the best one nearly always
 MOST_COUNTED = 1_000_000  # groups x groups x classes, above which none are exchanged
-PLENTY = 10  # samples of a class from which on it is told that none is held out
+PLENTY = 10  # samples of a class from which on a note says that none is held out
 FAR = 1.5  # times as many held-out samples as asked, or as few, that get a note
 Indices = NDArray[np.int64]
 

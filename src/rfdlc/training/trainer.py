@@ -344,8 +344,9 @@ def _image_plan(data: Dataset) -> dict[str, str]:
     """How image files become squares, and how many samples are copies, where a split was made here."""
     lines, how = {}, data.resizing
     if how is not None:
-        words = {"crop": "the centre", "pad": "padded", "stretch": "stretched"}
-        lines["images"] = f"{data.input_shape[-1]} pixels, {words[how.fit]}, {how.interpolation}"
+        inside = f" (typically {how.content} in it; data.image_size=N keeps more)" if how.content else ""
+        fitted = {"crop": "the centre", "pad": f"padded{inside}", "stretch": "stretched"}[how.fit]
+        lines["images"] = f"{data.input_shape[-1]} pixels, {fitted}, {how.interpolation}"
     compared = [split.first for split in (data.train, data.val) if split is not None and "first" in vars(split)]
     copies = sum(int((first != np.arange(len(first))).sum()) for first in compared)
     return lines | ({"duplicates": f"{copies:,} kept on one side of the split"} if copies else {})
