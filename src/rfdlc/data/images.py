@@ -75,8 +75,8 @@ class Resizing:
     """How an image becomes a square: its centre (crop), all of it on a grey square (pad), or all of it stretched.
 
     `centre` is the fraction of the square that is used: 224 / 256 is resize 256, centre crop 224. Antialiased.
-    `usual_cut` is the share that is cut off from the median training image, where that is known, and `content` the size of
-    such an image in a padded square, "92x25".
+    `usual_cut` is the share that is cut off from the median training image, where that is known, and `content` the size
+    of such an image in a padded square, "92x25".
     """
 
     fit: str = "crop"
