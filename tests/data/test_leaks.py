@@ -26,8 +26,8 @@ def data() -> rfdlc.Dataset:
 def test_duplicates_across_splits_and_labels(data: rfdlc.Dataset) -> None:
     leaks = Inspection.of(data)
     assert leaks.repeated == 3
-    assert set(leaks.across_splits) == {"train: 1", "train: 4"}
-    assert leaks.across_labels == ("train: 2",)
+    assert set(leaks.across_splits) == {"train: 1 and test: 2", "train: 4 and test: 0"}
+    assert leaks.across_labels == ("train: 2 and train: 3",)
     assert leaks.groups_across_splits is None
     assert leaks.broken == ()
 
@@ -38,7 +38,7 @@ def test_samples_in_two_splits_are_reported_when_they_are_loaded(data: rfdlc.Dat
 
 def test_features_are_compared_too() -> None:
     leaks = Inspection.of(rfdlc.load({"train": (np.eye(3), [0, 1, 1]), "test": (np.eye(3)[:1], [0])}))
-    assert leaks.across_splits == ("train: 0",)
+    assert leaks.across_splits == ("train: 0 and test: 0",)
 
 
 GROUPS = "split,index,lesion\n" + "".join(f"train,{i},L{i}\n" for i in range(5)) + "test,0,L4\ntest,1,L9\ntest,2,L1\n"
@@ -97,7 +97,7 @@ def test_files_on_disk_are_decoded_and_the_broken_ones_told(tmp_path: Path, monk
     whole = (tmp_path / "test/b/x.png").read_bytes()
     (tmp_path / "test/b/x.png").write_bytes(whole[: len(whole) // 2])  # its header is right
     leaks = Inspection.of(rfdlc.load(tmp_path))
-    assert leaks.across_splits == ("train: train/a/1.png",)
+    assert leaks.across_splits == ("train: train/a/1.png and test: test/a/3.png",)
     assert len(leaks.broken) == 1
     assert "test/b/x.png: the image is truncated" in leaks.broken[0]
 

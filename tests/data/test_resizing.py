@@ -60,7 +60,7 @@ def test_fits_are_pillows_own(tmp_path: Path, fit: str, interpolation: str) -> N
         (
             [(20, 41)] * 2 + [(20, 40)] * 6,
             "pad",
-            r"resized as a whole, padded \(25% of .* longer than 2:1\); data",
+            r"resized as a whole, padded \(25% of .* longer than 2:1\)",
         ),
         (
             [(40, 20)] * 7 + [(20, 38)] * 3,
@@ -79,6 +79,29 @@ def test_elongated_training_images_are_padded(tmp_path: Path, sizes: list, fit: 
     assert re.search(note, " ".join(data.notes))
     with pytest.raises(InputError, match=r"fit='zoom' is not valid: .* 'auto', 'crop', 'pad' or 'stretch'"):
         rfdlc.load(tmp_path, fit="zoom")
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "content"),
+    [((160, 44), 84, "84x23"), ((200, 60), 96, "96x29"), ((320, 64), 96, "96x19"), ((400, 130), 128, "128x42")],
+)
+def test_long_images_keep_about_their_pixels(tmp_path: Path, size: tuple[int, int], side: int, content: str) -> None:
+    pictures(tmp_path, [size] * 10)
+    data = rfdlc.load(tmp_path, test_fraction=0)
+    assert data.input_shape[-1] == side
+    assert data.resizing is not None
+    assert data.resizing.content == content
+    assert f"typically {content} pixels in it, and a larger image_size keeps more" in " ".join(data.notes)
+
+
+@pytest.mark.parametrize(("size", "side"), [((60, 48), 48), ((64, 64), 64), ((100, 75), 64), ((300, 200), 128)])
+def test_other_images_keep_their_usual_size(tmp_path: Path, size: tuple[int, int], side: int) -> None:
+    pictures(tmp_path, [size] * 10)
+    for fit in ("auto", "pad"):
+        data = rfdlc.load(tmp_path, test_fraction=0, fit=fit)
+        assert data.input_shape[-1] == side
+        assert data.resizing is not None
+        assert not data.resizing.content
 
 
 def test_padded_images_stand_upright(tmp_path: Path) -> None:

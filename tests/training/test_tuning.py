@@ -11,6 +11,7 @@ import rfdlc
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
 from rfdlc.training import measuring, trainer
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import resolve
 from rfdlc.training.run import Run
 from rfdlc.training.trial_plan import TrialPlan
@@ -304,7 +305,18 @@ def test_slow_steps_leave_the_budget_to_the_training(tmp_path, slow, capsys):
     assert plan["rungs"] == []
     assert run.config.epochs == int(0.9 * (200 - 8) / 24) == 7
     told = f"too short  7 of 100 epochs; {int(np.ceil(8 + 100 * 24 * 1.3 / 0.9))} s give all of them; fewer"
-    assert told in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert told in err
+    assert f"; {int(np.ceil(8 + 500 * 4 / 0.9))} s give 500 steps, about the least of use\n" in err
+
+
+def test_the_size_of_images_that_a_budget_has_time_for_is_named():
+    config, plan = TrainConfig(budget=180, epochs=100), TrialPlan(epochs=1, seconds_per_epoch=86, rungs=[])
+    told = planning._remedy(config, plan, planning.Speed(86.0, 1.0, 10.0), 7, 128)
+    wanted = 500 * 86 / 7 / 0.9
+    assert told.startswith(f"; {int(np.ceil(10 + wanted))} s give 500 steps")
+    assert told.endswith("so does data.image_size=16 in this budget")
+    assert int(128 * (170 / wanted) ** 0.5) // 8 * 8 == 16
 
 
 def test_one_step_is_measured_however_long_it_takes(tmp_path, slow):

@@ -129,7 +129,7 @@ def _checks(found: "Inspection", warned: set[str]) -> Iterator[Any]:
     """One line for each check: passed (✓), failed (!), or a remark (-)."""
     from rich.text import Text
 
-    from rfdlc.data.dataset import by_reason
+    from rfdlc.data.dataset import LISTED, by_reason
 
     def few(wrong: Any) -> str:
         return f" {listing(wrong, 3)}"
@@ -139,7 +139,13 @@ def _checks(found: "Inspection", warned: set[str]) -> Iterator[Any]:
 
     data, several, other = found.data, len(found.data.splits) > 1, "other " * bool(found.data.skipped)
     checks = [  # what was found, whether it was looked for, what to say without and with findings, and how to list them
-        (found.across_splits, several, "no sample is in two splits", "samples are in more than one split", few),
+        (
+            found.across_splits,
+            several and (found.across_splits or not data.alike),
+            "no sample is in two splits",
+            "samples are in more than one split",
+            few,
+        ),
         (found.across_labels, True, "no sample has two labels", "samples occur with more than one label", few),
         (found.groups_across_splits, several, "no group is in two splits", "groups are in more than one split", few),
         (data.skipped, bool(data.skipped), "", "broken files, rows or folders were left out", reasons),
@@ -154,4 +160,5 @@ def _checks(found: "Inspection", warned: set[str]) -> Iterator[Any]:
     if found.repeated:
         yield f"  - {found.repeated:,} different samples occur more than once, in any split"
     for note in sorted(data.notes, key=lambda note: note not in warned):
-        yield Text.assemble("  ", ("! ", "yellow"), note) if note in warned else f"  - {note}"
+        text = note.removesuffix(LISTED)  # above
+        yield Text.assemble("  ", ("! ", "yellow"), text) if note in warned else f"  - {text}"

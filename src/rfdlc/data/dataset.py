@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.copies import first_copies, first_of
+from rfdlc.data.copies import FEW_NEAR, MOST_NEAR, first_copies, first_of, near_copies, with_near_copies
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import SUFFIXES, ImageFiles, PackedText, Resizing
 from rfdlc.data.longtail import assign_folds, far_from_asked, hold_out_indices, joined_groups
@@ -27,7 +27,14 @@ BROKEN = re.compile(rf"(.*?[,:] (?:line|row) \d+:? )?(?:(.*?(?:{ENDING})): )?(.*
 INSIDE = re.compile("the (?:file|path) (.*?) (?:does not exist|leaves the root)", re.DOTALL)
 NAMED = 3  # of what is broken for the same reason
 SPELT = "classes {} differ in case, spaces or hyphens alone: if they are one class, spell them alike"
-SHARED = "{} of {} {} samples are copies of training samples: `rfdlc inspect` lists them"
+LISTED = ": `rfdlc inspect` lists them"  # at the end of a note, but there
+SHARED = "{} of {} {} samples are copies of training samples" + LISTED
+NEARLY_SHARED = "{} samples look like copies of one in another split: scores look better than they are: {}"
+NEARLY_JOINED = "{} samples look like copies of one in another group, and may be on the other side of a split: {}"
+TOO_MANY_NEAR = (
+    "{} of {} images look like copies of others, more than are believed: they may be on both sides of a split, as {}; "
+    "copies=near keeps them together, copies=exact compares their content alone"
+)
 SHARED_GROUPS = "{} groups of the split {} are in the training split, too: its scores look better than they are"
 HELD_OUT = "the data has no test split: {} of {} samples were held out for it (seed {})"  # a note
 EMBEDDED = 64  # so many features without names, or more, are those of a network
@@ -99,6 +106,8 @@ class Split:
     labels : array of int64, shape (N,)
     ids, groups, weights : optional, shape (N,)
         Stable names, such as paths; what must stay on one side of a split: lesion, patient, track; sample weights.
+    files : ImageFiles, optional
+        Where images in memory were read from.
 
     Examples
     --------
@@ -112,6 +121,7 @@ class Split:
     ids: Sequence[str] | None = None
     groups: NDArray[Any] | None = None
     weights: NDArray[np.float64] | None = None
+    files: ImageFiles | None = None
 
     def __repr__(self) -> str:
         known = [name for name in ("ids", "groups", "weights") if getattr(self, name) is not None]
@@ -136,9 +146,23 @@ class Split:
         return self.inputs
 
     @cached_property
+    def near(self) -> NDArray[np.int64]:
+        """(P, 2) samples, each with an earlier one that looks the same."""
+        return near_copies([self.inputs], [self.files])
+
+    @property
+    def too_many_near(self) -> bool:
+        """Whether so many samples look like others that they are rather pictures of one thing than copies."""
+        return len(self.near) > max(FEW_NEAR, MOST_NEAR * len(self))
+
+    @cached_property
     def first(self) -> NDArray[np.int64]:
-        """(N,) the first sample of which each is a copy, or itself: copies stay on one side of a split."""
-        return first_copies(self.inputs)
+        """(N,) the first sample of which each is a copy, or itself: copies stay on one side of a split.
+
+        Near-copies, too, unless there are too many. Where groups are known, near-copies do not join them.
+        """
+        first = first_copies(self.inputs)
+        return first if self.groups is not None or self.too_many_near else with_near_copies(first, self.near)
 
     @property
     def together(self) -> NDArray[Any] | None:
@@ -171,10 +195,15 @@ class Split:
         found = assign_folds(self.labels, count, seed, self.groups, self.first)
         return found if (found >= 0).any() else assign_folds(self.labels, count, seed, self.groups)
 
+    def name(self, place: int) -> str:
+        """The id of a sample, or its place."""
+        return str(place) if self.ids is None else str(self.ids[place])
+
     def take(self, positions: NDArray[np.int64]) -> "Split":
         ids = None if self.ids is None else PackedText(self.ids[i] for i in positions.tolist())
         groups, weights = (None if own is None else own[positions] for own in (self.groups, self.weights))
-        taken = Split(self.inputs[positions], self.labels[positions], ids, groups, weights)
+        files = None if self.files is None else self.files[positions]
+        taken = Split(self.inputs[positions], self.labels[positions], ids, groups, weights, files)
         if "first" in vars(self):  # is not computed again
             vars(taken)["first"] = first_of(self.first[positions])
         return taken
@@ -197,6 +226,8 @@ class Dataset:
         How inputs are scaled, and how rows of a table become features.
     resizing, embedding : optional
         How image files become squares, and how images became features.
+    alike : tuple of str
+        Images that look like a copy of one in another split, and which.
 
     Examples
     --------
@@ -217,6 +248,7 @@ class Dataset:
     encoder: TableEncoder | None = None
     resizing: Resizing | None = None
     embedding: Embedding | None = None
+    alike: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} {len(split)}" for name, split in self.splits.items())
@@ -275,7 +307,7 @@ class Dataset:
         kept, held = self.train.hold_out(fraction, seed)
         fix = "add samples, or do without (test_fraction=0 for data without a test split, hold_out=0 for training)"
         expect(len(held), f"{self.name}: no class has two samples (or groups), so none can be held out: {fix}")
-        notes = (*self.notes, *far_from_asked(self.train.groups, held, fraction))
+        notes = (*self.notes, *far_from_asked(self.train.labels, self.classes.names, self.train.groups, held, fraction))
         return replace(self.held_apart(kept, held), notes=notes)
 
     def held_apart(self, kept: NDArray[np.int64], held: NDArray[np.int64]) -> "Dataset":

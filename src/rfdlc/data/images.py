@@ -75,13 +75,15 @@ class Resizing:
     """How an image becomes a square: its centre (crop), all of it on a grey square (pad), or all of it stretched.
 
     `centre` is the fraction of the square that is used: 224 / 256 is resize 256, centre crop 224. Antialiased.
-    `usual_cut` is the share that is cut off from the median training image, where that is known.
+    `usual_cut` is the share that is cut off from the median training image, where that is known, and `content` the size
+    of such an image in a padded square, "92x25".
     """
 
     fit: str = "crop"
     interpolation: str = "bilinear"
     centre: float = 1.0
     usual_cut: float = field(default=0.0, compare=False)
+    content: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         choose("fit", self.fit, FITS)

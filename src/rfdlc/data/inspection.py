@@ -1,7 +1,7 @@
 """Inspection: what there is to know about a data set before training: regions, leaks, and a picture of the tail."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -50,13 +50,17 @@ class Inspection:
             for place, content in contents.items():
                 found[content].append((name, place))
         several = [places for places in found.values() if len(places) > 1]
-        in_splits = [places[0] for places in several if len({name for name, _ in places}) > 1]
-        labelled = [places[0] for places in several if len({data.splits[n].labels[i] for n, i in places}) > 1]
+
+        def pairs(kind: Callable[[str, int], Any]) -> tuple[str, ...]:
+            """The first of each content, and the first that differs from it in this."""
+            each = [(own[0], next((o for o in own if kind(*o) != kind(*own[0])), None)) for own in several]
+            named = [[f"{n}: {data.splits[n].name(i)}" for n, i in pair] for a, b in each if b and (pair := (a, b))]
+            return tuple(map(" and ".join, named))
+
+        splits, labels = pairs(lambda name, place: name), pairs(lambda name, place: data.splits[name].labels[place])
         known = [set(split.groups.tolist()) for split in data.splits.values() if split.groups is not None]
         times = Counter(group for groups in known for group in groups)
         shared = tuple(str(group) for group in sorted(times, key=str) if times[group] > 1) if known else None
-        kinds = (in_splits, labelled)
-        splits, labels = (tuple(f"{n}: {(data.splits[n].ids or range(i + 1))[i]}" for n, i in kind) for kind in kinds)
         return cls(data, len(several), splits, labels, shared, tuple(broken))
 
     def regions(self, kind: str) -> list[dict[str, Any]]:
@@ -84,6 +88,7 @@ class Inspection:
             "imbalance_factor": classes.imbalance_factor, "classes": each,
             "thirds": self.regions("thirds"), "shots": self.regions("shots"), "repeated_samples": self.repeated,
             "samples_in_several_splits": _counted(self.across_splits),
+            "near_copies_in_several_splits": _counted(data.alike),
             "samples_with_several_labels": _counted(self.across_labels),
             "groups_in_several_splits": _counted(self.groups_across_splits),
             "broken": list(self.broken), "skipped": list(data.skipped), "notes": list(data.notes),

@@ -9,14 +9,25 @@ from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
-from rfdlc.data.copies import hashes
-from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, SHARED_GROUPS, Dataset, Normalisation, spelt_alike
+from rfdlc.data.copies import first_copies, hashes, near_copies, with_near_copies
+from rfdlc.data.dataset import (
+    COPIES,
+    HELD_OUT,
+    NEARLY_JOINED,
+    NEARLY_SHARED,
+    SHARED,
+    SHARED_GROUPS,
+    TOO_MANY_NEAR,
+    Dataset,
+    Normalisation,
+    spelt_alike,
+)
 from rfdlc.data.frames import is_frame
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, shards, table
 from rfdlc.errors import InputError, expect, listing, suggestion
@@ -27,6 +38,7 @@ from rfdlc.tables import is_table, open_table, read_columns, split_name
 Reader = Callable[..., Dataset]
 Finder = Callable[[Path], Path]
 COMMON: dict[str, Any] = {"groups": (str | Path | None, None), "seed": (NonNegativeInt, 0)}  # options of every format
+COMMON["copies"] = (Literal["auto", "exact", "near"], "auto")
 COMMON["test_fraction"] = (Annotated[float, Field(ge=0, lt=1)], 0.2)
 LISTS = (image_lists.read_list, image_table.read)  # whose images lie in the root, where one is given
 TABLES = (table.read, image_table.read)
@@ -91,7 +103,7 @@ register_source(longtailed.read_digits, names={"digits-lt": Path})
 
 def load(
     source: Any, *, root: str | Path | None = None, groups: str | Path | None = None,
-    test_fraction: float = 0.2, seed: int = 0, **options: Any,
+    test_fraction: float = 0.2, seed: int = 0, copies: str = "auto", **options: Any,
 ) -> Dataset:  # fmt: skip
     """Read a data set; raises InputError if it cannot be read, or an option does not fit it.
 
@@ -108,6 +120,9 @@ def load(
         A CSV file that says which samples belong together, or a column of a table.
     test_fraction, seed : float, int
         Fraction held out for testing where the data has no splits (0 for none), and the seed of all that is drawn.
+    copies : str
+        Which stay on one side of a split: equal samples (`exact`), also images that look the same (`near`), or these
+        unless there are many (`auto`).
     **options
         Options of the format; `docs/data.md` lists them. Text is converted as on the command line.
 
@@ -118,7 +133,8 @@ def load(
     ([129, 12], (1, 8, 8))
     """
     reader, place = find_reader(source, root, options.get("drop"))
-    checked = _validated(reader, {"groups": groups, "test_fraction": test_fraction, "seed": seed} | options, source)
+    given = {"groups": groups, "test_fraction": test_fraction, "seed": seed, "copies": copies}
+    checked = _validated(reader, given | options, source)
     of_images = [expanded(root)] if root is not None and reader in LISTS else []
     data = reader(place, *of_images, **{name: value for name, value in checked.items() if name in options_of(reader)})
     if checked["groups"] is not None and "groups" not in options_of(reader):  # of a table, groups are a column
@@ -126,8 +142,9 @@ def load(
     data = replace(data, notes=(*data.notes, *_shared(data), *(alike := spelt_alike(data.classes.names))))
     for told in alike:
         warnings.warn(told, stacklevel=2)
-    if data.val is None and (copies := int((data.train.first != np.arange(len(data.train))).sum())):
-        data = replace(data, notes=(*data.notes, COPIES.format(copies), *filter(None, [data.train.joined])))
+    data = _compared(data, checked["copies"])
+    if data.val is None and (copied := int((data.train.first != np.arange(len(data.train))).sum())):
+        data = replace(data, notes=(*data.notes, COPIES.format(copied), *filter(None, [data.train.joined])))
     # Rows of a table are split before they are encoded; a table of images needs the fraction for `time` alone.
     done = "test_fraction" in options_of(reader) and reader is not image_table.read
     if done or list(data.splits) != ["train"] or not checked["test_fraction"]:
@@ -171,6 +188,34 @@ def _shared(data: Dataset) -> list[str]:
     found = {name: hashes(split.array) for name, split in data.splits.items()}
     counts = {name: int(np.isin(own, found["train"]).sum()) for name, own in found.items() if name != "train"}
     return notes + [SHARED.format(n, len(data.splits[name]), name) for name, n in counts.items() if n]
+
+
+def _compared(data: Dataset, copies: str) -> Dataset:
+    """With notes and warnings about images that look the same, and with those that stay together, as `copies` says."""
+    splits = list(data.splits.values())
+    compared = [split.inputs for split in splits], [split.files for split in splits]
+    near = near_copies(*compared) if copies != "exact" else np.empty((0, 2), dtype=np.int64)
+    split_of, train = np.repeat(range(len(splits)), list(map(len, splits))), data.train
+    own, across = near[split_of[near[:, 0]] == 0], near[np.diff(split_of[near])[:, 0] != 0]
+    vars(train)["near"] = own
+    if copies == "near" and train.groups is None:
+        vars(train)["first"] = with_near_copies(first_copies(train.inputs), own)
+    starts = np.cumsum([0, *map(len, splits)])[:-1]
+    names = list(data.splits)
+
+    def named(pairs: NDArray[np.int64]) -> list[str]:
+        places = [[(split_of[place], place - starts[split_of[place]]) for place in pair] for pair in pairs.tolist()]
+        return [" and ".join(f"{names[s]}: {splits[s].name(int(i))}" for s, i in pair) for pair in places]
+
+    apart = own if train.groups is None else own[train.groups[own[:, 0]] != train.groups[own[:, 1]]]
+    notes = [NEARLY_SHARED.format(len(across), listing(named(across), 3))] if len(across) else []
+    if train.groups is not None and len(apart):
+        notes.append(NEARLY_JOINED.format(len(apart), listing(named(apart), 3)))
+    elif copies == "auto" and train.groups is None and data.val is None and train.too_many_near:
+        notes.append(TOO_MANY_NEAR.format(len(own), len(train), listing(named(own), 1)))
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+    return replace(data, alike=tuple(named(across)), notes=(*data.notes, *notes))
 
 
 def find_reader(source: Any, root: str | Path | None, drop: Any = None) -> tuple[Reader, Any]:

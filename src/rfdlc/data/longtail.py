@@ -2,7 +2,7 @@
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from rfdlc.errors import expect
 
 FEW, STARTS = 32, 20  # groups, up to which further subsets are exchanged: this finds the best one nearly always
 MOST_COUNTED = 1_000_000  # groups x groups x classes, above which none are exchanged
+PLENTY = 10  # samples of a class from which on a note says that none is held out
 FAR = 1.5  # times as many held-out samples as asked, or as few, that get a note
 Indices = NDArray[np.int64]
 
@@ -158,13 +159,21 @@ def _exchanged(table: Floats, side: NDArray[np.bool_], deviation: Callable[[Floa
         held = held + tried[best]
 
 
-def far_from_asked(groups: NDArray[Any] | None, held: Indices, fraction: float) -> list[str]:
-    """A note on held-out samples that are far more or fewer than asked, because they come in groups (N,)."""
+def far_from_asked(
+    labels: Indices, names: Sequence[str], groups: NDArray[Any] | None, held: Indices, fraction: float
+) -> list[str]:
+    """Notes on held-out samples that are far more or fewer than asked, or lack a class, as they come in groups (N,)."""
+    counts, here = (np.bincount(own, minlength=len(names)) for own in (labels, labels[held]))
+    absent = np.flatnonzero((here == 0) & (counts >= PLENTY)).tolist()
+    found = [f"no sample of {names[c]!r} is held out, of {counts[c]}: all belong together, so scores lack the class"
+             for c in absent]  # fmt: skip
+    for note in found:
+        warnings.warn(note, stacklevel=4)
     share = fraction if groups is None else len(held) / len(groups)
-    if fraction / FAR <= share <= fraction * FAR:
-        return []
-    reason = "groups stay whole, and a class in two or more of them is kept on both sides"
-    return [f"{share:.0%} of the samples are held out instead of {100 * fraction:.3g}%: {reason}"]
+    if not fraction / FAR <= share <= fraction * FAR:
+        reason = "groups stay whole, and a class in two or more of them is kept on both sides"
+        found.append(f"{share:.0%} of the samples are held out instead of {100 * fraction:.3g}%: {reason}")
+    return found
 
 
 def _shuffled(positions: ArrayLike, seed: int, stream: int) -> Indices:

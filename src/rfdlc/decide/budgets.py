@@ -256,7 +256,8 @@ def allotted(decider: "Decider", gains: NDArray[np.float64]) -> Indices:
 
     A batch of which no share is a whole sample goes by prices: samples that come one at a time keep to a budget, too.
     """
-    assert (budget := decider.budget) is not None
+    budget = decider.budget
+    assert budget is not None
     limits = {name: int(np.floor(share * len(gains) + TIE)) for name, share in budget.shares.items()}
     names, groups = limited_actions(limits, decider.utility)
     if all(share > 0 and limits[name] == 0 for name, share in budget.shares.items()):

@@ -217,7 +217,7 @@ def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, Splits]:
         return joined, [(np.arange(len(train)), np.arange(len(train), len(joined)))]
     if len(train) > MOST_FOLDED:
         kept, held = train.hold_out(fraction := config.hold_out or 0.1, config.seed)
-        for told in far_from_asked(train.groups, held, fraction):
+        for told in far_from_asked(train.labels, data.classes.names, train.groups, held, fraction):
             announce(f"held-out   {told}")
         return train, [(kept, held)]
     fold = train.folds(FOLDS, config.seed)

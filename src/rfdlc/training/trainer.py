@@ -342,19 +342,19 @@ def _plan(stack: Stack, waiting: int) -> dict[str, str]:
 
 def _image_plan(data: Dataset) -> dict[str, str]:
     """How image files become squares, and how many samples are copies, where a split was made here."""
-    lines, how = {}, data.resizing
-    if how is not None:
-        words = {"crop": "the centre", "pad": "padded", "stretch": "stretched"}
+    lines = dict[str, str]()
+    if (how := data.resizing) is not None:
+        inside = f" (typically {how.content} in it; data.image_size=N keeps more)" * bool(how.content)
+        words = {"crop": "the centre", "pad": "padded" + inside, "stretch": "stretched"}
         lines["images"] = f"{data.input_shape[-1]} pixels, {words[how.fit]}, {how.interpolation}"
     compared = [split.first for split in (data.train, data.val) if split is not None and "first" in vars(split)]
-    copies = sum(int((first != np.arange(len(first))).sum()) for first in compared)
+    copies = sum(len(first) - len(set(first.tolist())) for first in compared)
     return lines | ({"duplicates": f"{copies:,} kept on one side of the split"} if copies else {})
 
 
 def _single(data: Dataset) -> dict[str, str]:
-    """Classes that can be learned, but not held out."""
-    names = [name for name, count in zip(data.classes.names, data.classes.count_array, strict=True) if count == 1]
-    return {"note": f"never held out, as they have one sample: {listing(names)}"} if names else {}
+    names = data.classes.select(np.flatnonzero(data.classes.count_array == 1))
+    return {"note": f"never held out, as they have one sample: {listing(names)}"} if len(names) else {}
 
 
 def _lines(named: dict[str, str]) -> str:

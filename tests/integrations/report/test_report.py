@@ -180,6 +180,20 @@ def test_thumbnails_from_an_array_and_from_files(tmp_path, predictions):
     assert all(p.startswith("data:image/jpeg;base64,") for p in data["runs"][0]["thumbnails"].values())
 
 
+def test_thumbnails_of_ids_that_begin_with_folders_above(tmp_path, predictions):
+    from PIL import Image
+
+    (tmp_path / "test" / "crack").mkdir(parents=True)
+    ids = [f"test/crack/{i}.png" for i in range(400)]
+    for name in ids:
+        Image.new("RGB", (9, 9)).save(tmp_path / name)
+    scores = predictions.scores.values
+    named = Predictions(logits=scores, targets=predictions.targets, classes=predictions.classes, ids=ids)
+    for folder in (tmp_path, tmp_path / "test", tmp_path / "test" / "crack"):
+        data = data_of(rfdlc.report(named, None, tmp_path / "r.html", images=folder, bootstrap=0))
+        assert len(data["runs"][0]["thumbnails"]) > 0
+
+
 def test_a_photograph_is_shown_upright(tmp_path):
     from PIL import Image
 

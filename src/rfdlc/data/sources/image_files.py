@@ -24,6 +24,7 @@ Size = tuple[int, int]
 FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; more is streamed
 CENTRE = 224 / 256  # of streamed images in evaluation: what resize 256 and centre crop 224 leave
 PADDED_FROM = 0.1  # images are padded where more than this fraction of the training images is longer than 2:1
+LARGEST_PADDED = 96  # side of padded squares whose images are short, but for those that are larger anyway
 HEADERS_READ = 50_000  # of more files, this many are opened; `rfdlc inspect` looks at all of them
 RELATIVE = "expected paths relative to the list, or to the folder that --root {} names (root in Python)"
 ENDINGS = f"files ending in {listing(sorted(SUFFIXES), 20)}"
@@ -214,14 +215,19 @@ def read_images(
         check_broken(gone, how.skip_broken)
     expect(any(sizes.values()), f"{name}: no image in {root} can be used ({len(gone)} are broken)")
     known, channels = [size for own in sizes.values() for size in own], 1 if grey else 3
-    different, side, (fit, fit_note) = {*known}, _side(known, how.image_size), _fit(sizes["train"], how.fit)
+    different, (fit, fit_note) = {*known}, _fit(sizes["train"], how.fit)
+    side = _side(known, how.image_size, fit)
     fits = sum(map(len, usable.values())) * channels * side**2 <= FITS_IN_MEMORY
     if not fits:  # those that fit are decoded first, so that truncated ones are named, too
         check_broken(gone, how.skip_broken)
     resizing = Resizing(fit, how.interpolation, CENTRE if fit == "crop" and not fits else 1.0)
     if sizes["train"]:
         usual = float(np.median([resizing.cut(*size) for size in sizes["train"]]))
-        resizing = replace(resizing, usual_cut=round(usual, 4))
+        typical = np.median(np.array(sizes["train"]), axis=0)
+        held = "x".join(str(max(1, round(side * each / typical.max()))) for each in typical.tolist())
+        long = fit == "pad" and typical.max() > 2 * typical.min()
+        resizing = replace(resizing, usual_cut=round(usual, 4), content=held if long else "")
+        fit_note += f", typically {held} pixels in it, and a larger image_size keeps more" if long else ""
     index: dict[int | str, int] = {name: i for i, name in enumerate(class_names)}
     splits = {}
     for split, entries in usable.items():
@@ -234,7 +240,7 @@ def read_images(
         gone += [f"{entries[i].origin}{wrong[i]}" for i in sorted(wrong)]
         labels = np.array([index.get(entry.label, entry.label) for entry in entries], dtype=np.int64)
         groups = np.array([entry.group for entry in entries])
-        decoded = Split(images, labels, own.names, None if None in groups else groups)
+        decoded = Split(images, labels, own.names, None if None in groups else groups, files=own if fits else None)
         splits[split] = decoded.take(np.setdiff1d(np.arange(len(own)), [*wrong])) if wrong else decoded
     check_broken(gone, how.skip_broken)
     notes = [*notes, *([] if different == {(side, side)} else [_size_note(different, side, fit_note)])]
@@ -249,11 +255,16 @@ def check_broken(broken: Sequence[str], skip_broken: bool) -> None:
         raise BrokenImage(f"{named}. Repair or remove what is broken, or leave it out with {SKIPPING}")
 
 
-def _side(sizes: Sequence[Size], image_size: int | None) -> int:
-    """The side of the square that images become, by default their own, or about their own, if it is small."""
+def _side(sizes: Sequence[Size], image_size: int | None, fit: str = "crop") -> int:
+    """The side of the square that images become, by default their own, or about their own, if it is small.
+
+    Long images that are padded keep about their own number of pixels, up to LARGEST_PADDED.
+    """
     width, height = min(sizes)
-    typical = int(np.median([min(size) for size in sizes]))
+    typical, long = (int(np.median([pick(size) for size in sizes])) for pick in (min, max))
     usual = max(32, typical // 4 * 4) if typical <= 64 else max(side for side in (64, 128, 224) if side <= typical)
+    if fit == "pad" and long > 2 * typical and usual < LARGEST_PADDED:
+        usual = min(LARGEST_PADDED, long // 4 * 4, round(usual * math.sqrt(long / typical)) // 4 * 4)
     return image_size or (width if len({*sizes}) == 1 and width == height <= 64 else usual)
 
 

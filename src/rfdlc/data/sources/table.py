@@ -91,7 +91,7 @@ def read(
         first = first_copies(np.stack([codes_of(column) for column in columns.values()], 1))
         kept, held = hold_out_indices(labels, test_fraction, seed, group_of, first)
         positions, told = {"train": kept, "test": held}, HELD_OUT.format(len(held), len(labels), seed)
-        notes = [told, *far_from_asked(group_of, held, test_fraction), *notes]
+        notes = [told, *far_from_asked(labels, names, group_of, held, test_fraction), *notes]
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
     encoder = replace(encoder, identity=identity)
     known = {OUTSIDE.format(name, "") for name in columns}  # metrics show what far values of a test split do

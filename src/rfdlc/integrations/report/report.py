@@ -276,7 +276,11 @@ def thumbnails(run: ReportRun, rows: Indices, images: Images | None) -> dict[str
     wrong = f"images {str(images)!r}: the id {outside!r} leaves the folder"
     expect(outside is None, f"{wrong}: expected ids of files in it, as paths relative to it")
     paths = {str(row): folder / name for row, name in zip(rows, run.ids_of(rows), strict=True)}
-    found = {row: path for row, path in paths.items() if path.is_file()}
+    named_here = {row: path.relative_to(folder).parts for row, path in paths.items()}
+    found, deepest = dict[str, Path](), max(map(len, named_here.values()), default=0)
+    for skipped in range(deepest):  # ids may begin with folders that lead to this one, as test/crack/x.png
+        tried = {row: folder.joinpath(*parts[skipped:]) for row, parts in named_here.items() if parts[skipped:]}
+        found = found or {row: path for row, path in tried.items() if path.is_file()}
     expect(found or not paths, f"images {str(images)!r}: no id is a file in it (tried {[*paths.values(), ''][0]})")
     try:
         return {row: _encode(upright(decoded(Image.open(path), 3))) for row, path in found.items()}

@@ -18,6 +18,7 @@ from rfdlc.training.tuning.candidates import find_candidates, trial_of, variatio
 SHARE = 0.3  # of the work of the training, that its trials may cost
 FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
+SMALLEST_SIDE = 16  # of images that are proposed for a budget
 FEW = 0.25  # of the usual number of epochs, below which a budget is too short for good results
 RETURNED = 0.2  # the share that is held out where a refit trains the same networks on it
 # Those of rf-dlc-strong, for trainings with RandAugment of so many epochs and steps: half of them do not show the gain.
@@ -51,7 +52,8 @@ def plan_trials(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> T
         plan.stronger = {name: value for name, value in STRONGER.items() if name not in run.given}
     if run.config.budget:
         plan.measured, plan.seconds = round(speed.measured, 3), []
-        _announce_shortage(run.config, plan, speed, spent)
+        side = trainer.data.input_shape[-1] if trainer.data.resizing is not None else 0
+        _announce_shortage(run.config, plan, speed, spent, steps_per_epoch(trainer, run), run.config.image_size or side)
     return plan
 
 
@@ -144,14 +146,28 @@ def _announce_network(config: TrainConfig) -> None:
         announce(f"features   of a pretrained network usually suit photos better: {INSTALL}; {embed}")
 
 
-def _announce_shortage(config: TrainConfig, plan: TrialPlan, speed: Speed, spent: int) -> None:
+def _remedy(config: TrainConfig, plan: TrialPlan, speed: Speed, steps: int, side: int) -> str:
+    """Where a budget has time for few steps of `steps` per epoch: how long more take, and of images which size fits."""
+    trainings = config.replace(**plan.trainings).trainings
+    wanted = measuring.OF_SMALL * speed.seconds * trainings / steps / SAFETY
+    left = config.budget - speed.measured
+    if not plan.epochs * steps < measuring.OF_SMALL < config.epochs * steps:
+        return ""
+    fits = int(side * (max(0.0, left) / wanted) ** 0.5) // 8 * 8  # time goes with the pixels
+    sized = f", and so does data.image_size={fits} in this budget" if fits >= SMALLEST_SIDE else ""
+    return f"; {math.ceil(speed.measured + wanted)} s give {measuring.OF_SMALL} steps, about the least of use{sized}"
+
+
+def _announce_shortage(config: TrainConfig, plan: TrialPlan, speed: Speed, spent: int, steps: int, side: int) -> None:
     """That a budget is too short for good results, or even for the least that is trained."""
     if spent < FEW * config.epochs:
         share = SHARE if plan.candidates else 0
         training = config.epochs * speed.seconds * config.trainings * (1 + share) / SAFETY
         enough = f"{math.ceil(speed.measured + training)} s give all of them"
         less = "" if plan.network else "; fewer particles and a smaller backbone take less"
-        announce(f"too short  {spent} of {config.epochs} epochs; {enough}{less}")
+        announce(
+            f"too short  {spent} of {config.epochs} epochs; {enough}{less}{_remedy(config, plan, speed, steps, side)}"
+        )
     expected = speed.measured + plan.epochs * speed.seconds * config.replace(**plan.trainings).trainings
     if expected > config.budget:
         told = f"the training ends about {math.ceil(expected - config.budget)} s after its budget"
