@@ -240,7 +240,8 @@ def test_labels_that_are_empty_are_named(run, rows, predicted):
     table = emptied(rows, "labels.csv", species={2: "", 40: ""})
     code, _, said = run("evaluate", predicted, "--labels", table, "--target", "species")
     assert code == 2
-    assert "the column 'species' is empty in row 3 (photos/02.png), row 41 (photos/40.png): fill them in" in said
+    assert "2 of 60 samples have no label, first in the row of photos/02.png; leave them out with" in said
+    assert "--skip-unknown" in said
 
 
 def test_a_run_folder_tells_its_classes(run, traps, predicted, model, tmp_path):

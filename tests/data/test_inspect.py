@@ -60,7 +60,7 @@ def test_what_a_program_reads(tmp_path: Path) -> None:
         {"name": "1", "rank": 1, "train": 2, "test": 0},
     ]
     assert found["repeated_samples"] == 2
-    assert found["samples_in_several_splits"] == {"count": 1, "examples": ["train: 4"]}
+    assert found["samples_in_several_splits"] == {"count": 1, "examples": ["train: 4 and test: 0"]}
     assert found["samples_with_several_labels"] == {"count": 1, "examples": ["train: 2"]}
     assert found["groups_in_several_splits"] == {"count": 1, "examples": ["e"]}
     assert [(r["name"], r["classes"], r["samples"]) for r in found["shots"]] == [("few", 2, 5)]
