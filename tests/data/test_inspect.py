@@ -61,7 +61,7 @@ def test_what_a_program_reads(tmp_path: Path) -> None:
     ]
     assert found["repeated_samples"] == 2
     assert found["samples_in_several_splits"] == {"count": 1, "examples": ["train: 4 and test: 0"]}
-    assert found["samples_with_several_labels"] == {"count": 1, "examples": ["train: 2"]}
+    assert found["samples_with_several_labels"] == {"count": 1, "examples": ["train: 2 and train: 3"]}
     assert found["groups_in_several_splits"] == {"count": 1, "examples": ["e"]}
     assert [(r["name"], r["classes"], r["samples"]) for r in found["shots"]] == [("few", 2, 5)]
     assert "1 groups are in more than one split" in run(tmp_path / "set.npz")
