@@ -93,6 +93,11 @@ def test_a_model_that_learned_nothing_is_named(tmp_path):
         (tmp_path / f"{name}.csv").write_text("\n".join(["x,target", *lines]))
         shown = run("train", tmp_path / f"{name}.csv", "--out", tmp_path / name).stdout
         assert ("almost nothing was learned: a log loss of" in " ".join(shown.split())) == (name == "noise")
+        found = Predictions.load(tmp_path / name / "predictions.npz")
+        p = Decider.load(tmp_path / name).probabilities(found)
+        count = int((np.asarray(found.targets) == [*found.classes.names].index("rare")).sum())
+        told = f"never the most probable class: rare ({count} test samples); decisions by costs (--costs) may"
+        assert (told in " ".join(shown.split())) == (name == "noise") == ({*p.argmax(axis=1)} == {0})
     assert _learned_little(0.1, np.zeros(5, dtype=int)) is None  # one class alone says nothing about a model
 
 
@@ -214,14 +219,14 @@ def test_predict_takes_costs_as_utilities_with_the_other_sign(tmp_path, folder):
 
 
 def test_predict_hands_over_and_answers_with_sets_as_decide_does(tmp_path, folder):
-    """Options that `decide` has: thresholds are from the run's held-out samples, budgets are kept by their prices."""
+    """Options that `decide` has: thresholds are of the held-out samples of the run, and budgets of one batch."""
     held, test = Predictions.load(folder / "held-out.npz"), Predictions.load(folder / "predictions.npz")
     words = ["--abstain", "0.6", "--sets", "macro", "--coverage", "80%", "--budget", "20%", "--unfamiliar", "10%"]
     assert run("predict", folder, "digits-lt", "-o", tmp_path / "p.csv", *words).exit_code == 0
     decider = Decider.load(folder)
     decider = decider.replace(utility=decider.utility.with_abstain(0.6)).fit_sets(held, kind="macro", coverage=0.8)
     decider = decider.fit_unfamiliar(held, false_alarm=0.1).fit_budget(held, budget="20%")
-    expected = decider.explain(test)
+    expected = decider.explain(test, batch=True)
     with open(tmp_path / "p.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["action"] for row in rows] == [decider.utility.actions[a] for a in expected.action]

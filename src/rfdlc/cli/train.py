@@ -14,7 +14,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli.request import DataRequest, Force, JsonOption, RunFolder, Source, data_options, takes_request
 from rfdlc.cli.writing import new_table, output
-from rfdlc.errors import InputError, expect, printable
+from rfdlc.errors import InputError, expect, listing, printable
 from rfdlc.imports import check_imports
 from rfdlc.progress import announce, speaks
 
@@ -28,6 +28,7 @@ Pairs = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help=SETTINGS,
 
 PREFIXES = "data.", "backbone."  # of options that are passed on: to the reader of the data, to timm
 RUNS = "config.json", "folds.json"  # what a folder holds once there is something to resume
+SEVERAL = 5  # test samples of a class, of which arg max should find some
 LITTLE = 0.97  # of the log loss of class frequencies, from which on probabilities say almost nothing
 SCORED = {"test": "test", "held_out_balanced": "held out, as if balanced"}
 
@@ -281,6 +282,7 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
             model.decider.prior_warning(targets) or _learned_little(metrics["test"]["nll"], targets)
         )
         lines += [f"warning: {warning}"] if warning else []
+        lines += [] if targets is None else _never_likeliest(model.decider.probabilities(predictions), predictions)
     if sensitive and "test_tail_sensitive" in metrics:
         title = "Test samples, utility tail-sensitive"
         rates = "tail samples decided as a head class, mean over heads of 25, 50 and 75% of the classes"
@@ -313,6 +315,17 @@ def _learned_little(loss: float, targets: Any) -> str | None:
         return None
     told = f"almost nothing was learned: a log loss of {loss:.3f}, and {alone:.3f} by class frequencies alone"
     return f"{told}; train longer (--budget, epochs), or look at the data with `rfdlc inspect`"
+
+
+def _never_likeliest(p: Any, predictions: "rfdlc.Predictions") -> list[str]:
+    """Which classes of several test samples are the most probable one of none: arg max never decides for them."""
+    import numpy as np
+
+    names, targets = predictions.classes.names, np.asarray(predictions.targets)
+    count, chosen = (np.bincount(own, minlength=len(names)) for own in (targets, p.argmax(axis=1)))
+    never = [f"{names[c]} ({count[c]} test samples)" for c in np.flatnonzero((count >= SEVERAL) & (chosen == 0))]
+    costs = "decisions by costs (--costs) may still find them, and more time, samples or larger images may help"
+    return [f"never the most probable class: {listing(never, 5)}; {costs}"] if never else []
 
 
 def _report_folds(found: Any, as_json: bool) -> None:
