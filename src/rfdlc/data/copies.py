@@ -21,24 +21,14 @@ Indices = NDArray[np.int64]
 ALIKE = 0.97  # the correlation of two thumbnails from which on their pictures are compared
 THUMBNAIL, SMALLEST, LARGEST = 16, 32, 128  # sides of thumbnails, of images that are compared, and of what is compared
 NEAREST = 4  # pictures with which each is compared, by their thumbnails
-APART, EDGES, NOISE, MOST = (
-    5.0,
-    0.35,
-    4.5,
-    10.0,
-)  # grey levels; of the range at a pixel; of the usual difference, to MOST
+APART, EDGES = 5.0, 0.35  # what may be left at a pixel, in grey levels, and of the range around it
+NOISE, MOST = 4.5, 10.0  # and times the usual difference, up to so many grey levels
 SHRUNK = 1.25  # files are compared so much smaller: compression changes the finest detail most
 CALM = 1.5  # times the median range, up to which fine detail is compared
-DETAIL, WINDOW, RARE = (
-    0.3,
-    16,
-    0.1,
-)  # the correlation of fine detail in windows of this side, all but this share of them
+DETAIL = 0.3  # the least correlation of fine detail
+WINDOW, RARE = 16, 0.1  # in windows of this side, but for this share of them
 MEAN = (1 / 9, 4 / 9, 4 / 9)  # of a pixel and its neighbours, as `_near` has them
-LEAST_DETAIL, FAINT = (
-    0.3,
-    0.25,
-)  # mean squares in grey levels: in one window at least, as blank ones tell nothing; added
+LEAST_DETAIL, FAINT = 0.3, 0.25  # mean squares in grey levels: of one window at least; added to all, as noise is
 MOST_NEAR, FEW_NEAR = 0.05, 5  # near-copies, of all samples or in all: where more are found, they are not believed
 MOST_COMPARED, MOST_FILES = 20_000, 50_000  # more images, or files, are compared by their content alone, or not at all
 MOST_COPIES = 100  # or a hundredth of the samples: what is more frequent is no copy, as in tables with few values
