@@ -72,8 +72,10 @@ def test_the_page_decides_as_the_run(trained, photos, tmp_path, monkeypatch):
 
 
 def test_the_card_says_the_settings_of_the_run(trained, tmp_path):
-    run = trained("rf-dlc", "resnet8", particles=1, mixup=0.0, repulsion="none")
+    more = {"refit": True, "warm_refit": True, "refit_epochs": 1}
+    run = trained("rf-dlc", "resnet8", particles=1, mixup=0.0, repulsion="none", **more)
     text = rfdlc.export(run, tmp_path / "model.pt2").card.read_text(encoding="utf-8")
+    assert "utility=none; trained further on all samples, for 1 epoch; decisions" in text
     assert "1 particle trained by `rf-dlc` with backbone=resnet8, epochs=4, " in text
     assert "mixup=0.0, repulsion=none, utility=none" in text
     assert "our default" not in text

@@ -277,6 +277,11 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
         costs = _table(["true \\ action", *map(_plain, utility.actions)], rows)
     told = ", ".join(f"{name}={_setting(getattr(run.config, name))}" for name in TOLD)
     made = f"{counted(model.net.particles, 'particle')} trained by `{run.method_name}` with {told}"
+    if run.config.refit:
+        again = "further" if run.config.warm_refit else "anew"
+        made += (
+            f"; trained {again} on all samples, for {counted(run.config.refit_epochs or run.config.epochs, 'epoch')}"
+        )
     if (run.path / "choice.json").exists():  # of a table
         used = [own for own in run.read_json("choice.json")["candidates"] if own["weight"] > 0]
         members = listing(f"{own['name']} ({own['weight']:.2f})" for own in used)
