@@ -164,13 +164,13 @@ def test_near_copies_do_not_join_groups_and_are_found_across_splits(tmp_path: Pa
         image.save(tmp_path / f"{i:02}.png")
     rows = [f"{i:02}.png,{'ab'[i % 2]},{'test' if i > 18 else 'train'},site {i // 4}" for i in range(25)]
     (tmp_path / "t.csv").write_text("\n".join(["path,kind,split,site", *rows]))
-    with pytest.warns(UserWarning, match=r"1 samples look like copies of one in another split.*24.png and train: 03"):
+    with pytest.warns(UserWarning, match=r"1 sample looks like copies of one in another split.*24.png and train: 03"):
         data = rfdlc.load(tmp_path / "t.csv", target="kind", groups="site")
     assert data.alike == ("test: 24.png and train: 03.png",)
     (tmp_path / "t.csv").write_text(
         "\n".join(["path,kind,site", *(row.replace("test,", "").replace("train,", "") for row in rows)])
     )
-    with pytest.warns(UserWarning, match="1 samples look like copies of one in another group"):
+    with pytest.warns(UserWarning, match="1 sample looks like copies of one in another group"):
         data = rfdlc.load(tmp_path / "t.csv", target="kind", groups="site", test_fraction=0)
     assert data.train.first.tolist() == list(range(25))
     assert data.train.joined == ""

@@ -79,10 +79,12 @@ def deferral_lines(decider: "rfdlc.Decider", found: "Explanation", which: str) -
     return lines
 
 
-def share_line(budget: Any, handed: Any, unfamiliar: bool, *, prices: bool = False) -> str:
-    """The shares of a budget beside those that were handed over."""
+def share_line(budget: Any, handed: Any, unfamiliar: bool, samples: int = 0) -> str:
+    """The shares of a budget beside those that were handed over, of a batch of so many samples; 0: by prices."""
     shown = (f"{name} {100 * share:.3g}%, handed over {handed[name]:.1%}" for name, share in budget.shares.items())
-    kept = "by prices of held-out samples, which keep to it on average" if prices else "of all samples as one batch"
+    kept = "of all samples as one batch" if samples else "by prices of held-out samples, which keep to it on average"
+    if samples and budget.too_few(samples):
+        kept = f"by its prices, as {counted(samples, 'sample')} {are(samples)} too few for the share to be one of them"
     return f"Budget: {'; '.join(shown)}; {kept}{', unfamiliar samples beside it' if unfamiliar else ''}."
 
 
@@ -95,7 +97,7 @@ def evaluated_shares(decider: "rfdlc.Decider", result: Any) -> list[str]:
     names, chosen = decider.utility.actions, result.outcomes.actions
     counts = dict(zip(names, np.bincount(chosen, minlength=len(names)).tolist(), strict=True))
     handed = decider.budget.handed_over(counts, decider.utility)
-    return [share_line(decider.budget, handed, decider.unfamiliar is not None)]
+    return [share_line(decider.budget, handed, decider.unfamiliar is not None, result.samples)]
 
 
 def warn_of_flags(file: str, reasons: Any) -> None:

@@ -174,7 +174,7 @@ def predict(
         tables = [_decided(run, out)] if 0 < done.samples <= SHOWN else tables
     if done.budget is not None:
         summary["budget"] = done.budget.to_dict() | {"handed_over": dict(done.handed_over)}
-        lines.append(decisions.share_line(done.budget, done.handed_over, False, prices=on_ray))
+        lines.append(decisions.share_line(done.budget, done.handed_over, False, 0 if on_ray else done.samples))
     summary |= {"run": str(run), "decided_for": done.decided_for, "actions": dict(done.actions)}
     output(json, summary, *tables, *lines)
 

@@ -109,7 +109,7 @@ def decide_files(
     if (budget := decider.budget) is not None:
         handed = budget.handed_over(found.actions, decider.utility)
         summary["budget"] = budget.to_dict() | {"kept_by": "prices", "handed_over": handed}
-        lines.append(decisions.share_line(budget, handed, decider.unfamiliar is not None, prices=True))
+        lines.append(decisions.share_line(budget, handed, decider.unfamiliar is not None))
         warn_of_share(decider, found.actions)
     lines += ["Other processes have not finished their files yet."] * (not found.complete)
     new, place = found.files - found.before, f"{counted(found.files, 'file')} in {out}"

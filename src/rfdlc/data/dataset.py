@@ -29,8 +29,8 @@ NAMED = 3  # of what is broken for the same reason
 SPELT = "classes {} differ in case, spaces or hyphens alone: if they are one class, spell them alike"
 LISTED = ": `rfdlc inspect` lists them"  # at the end of a note, but there
 SHARED = "{} of {} {} samples are copies of training samples" + LISTED
-NEARLY_SHARED = "{} samples look like copies of one in another split: scores look better than they are: {}"
-NEARLY_JOINED = "{} samples look like copies of one in another group, and may be on the other side of a split: {}"
+NEARLY_SHARED = "{} like copies of one in another split, so that scores look better than they are: {}"
+NEARLY_JOINED = "{} like copies of one in another group, and may be on the other side of a split: {}"
 TOO_MANY_NEAR = (
     "{} of {} images look like copies of others, more than are believed: they may be on both sides of a split, as {}; "
     "copies=near keeps them together, copies=exact compares their content alone"

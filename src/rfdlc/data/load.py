@@ -30,7 +30,7 @@ from rfdlc.data.dataset import (
 )
 from rfdlc.data.frames import is_frame
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, shards, table
-from rfdlc.errors import InputError, expect, listing, suggestion
+from rfdlc.errors import InputError, counted, expect, listing, suggestion
 from rfdlc.imports import FIRST
 from rfdlc.tables import SUFFIXES as OF_TABLES
 from rfdlc.tables import is_table, open_table, read_columns, split_name
@@ -190,6 +190,10 @@ def _shared(data: Dataset) -> list[str]:
     return notes + [SHARED.format(n, len(data.splits[name]), name) for name, n in counts.items() if n]
 
 
+def _looking(count: int) -> str:
+    return f"{counted(count, 'sample')} {'looks' if count == 1 else 'look'}"
+
+
 def _compared(data: Dataset, copies: str) -> Dataset:
     """With notes and warnings about images that look the same, and with those that stay together, as `copies` says."""
     splits = list(data.splits.values())
@@ -208,9 +212,9 @@ def _compared(data: Dataset, copies: str) -> Dataset:
         return [" and ".join(f"{names[s]}: {splits[s].name(int(i))}" for s, i in pair) for pair in places]
 
     apart = own if train.groups is None else own[train.groups[own[:, 0]] != train.groups[own[:, 1]]]
-    notes = [NEARLY_SHARED.format(len(across), listing(named(across), 3))] if len(across) else []
+    notes = [NEARLY_SHARED.format(_looking(len(across)), listing(named(across), 3))] if len(across) else []
     if train.groups is not None and len(apart):
-        notes.append(NEARLY_JOINED.format(len(apart), listing(named(apart), 3)))
+        notes.append(NEARLY_JOINED.format(_looking(len(apart)), listing(named(apart), 3)))
     elif copies == "auto" and train.groups is None and data.val is None and train.too_many_near:
         notes.append(TOO_MANY_NEAR.format(len(own), len(train), listing(named(own), 1)))
     for note in notes:

@@ -164,7 +164,7 @@ def far_from_asked(
 ) -> list[str]:
     """Notes on held-out samples that are far more or fewer than asked, or lack a class, as they come in groups (N,)."""
     counts, here = (np.bincount(own, minlength=len(names)) for own in (labels, labels[held]))
-    absent = np.flatnonzero((here == 0) & (counts >= PLENTY)).tolist()
+    absent = np.flatnonzero((here == 0) & (counts >= PLENTY)).tolist() if len(held) else []
     found = [f"no sample of {names[c]!r} is held out, of {counts[c]}: all belong together, so scores lack the class"
              for c in absent]  # fmt: skip
     for note in found:

@@ -55,6 +55,14 @@ class Budget:
         prices: NDArray[np.float64] = np.where(utility.decided_class < 0, own + self.prices.get(TOTAL, 0.0), 0.0)
         return prices
 
+    def limits(self, samples: int) -> dict[str, int]:
+        """How many samples of a batch may be handed over, by name."""
+        return {name: int(np.floor(share * samples + TIE)) for name, share in self.shares.items()}
+
+    def too_few(self, samples: int) -> bool:
+        """Whether no share of a batch is a whole sample: it goes by prices, as samples that come one at a time."""
+        return all(share > 0 and self.limits(samples)[name] == 0 for name, share in self.shares.items())
+
     def handed_over(self, counts: Mapping[str, int], utility: Utility) -> dict[str, float]:
         """The share of samples that was handed over, by the names of the budget; `counts` are those of actions.
 
@@ -252,15 +260,12 @@ def kept_to(decider: "Decider", scores: Scores, batch: "bool | PerDay", forced: 
 
 
 def allotted(decider: "Decider", gains: NDArray[np.float64]) -> Indices:
-    """Of a whole batch with gains (N, K), which hand-over each sample gets (N,), -1 for none: at most the shares.
-
-    A batch of which no share is a whole sample goes by prices: samples that come one at a time keep to a budget, too.
-    """
+    """Of a whole batch with gains (N, K), which hand-over each sample gets (N,), -1 for none: at most the shares."""
     budget = decider.budget
     assert budget is not None
-    limits = {name: int(np.floor(share * len(gains) + TIE)) for name, share in budget.shares.items()}
+    limits = budget.limits(len(gains))
     names, groups = limited_actions(limits, decider.utility)
-    if all(share > 0 and limits[name] == 0 for name, share in budget.shares.items()):
+    if budget.too_few(len(gains)):
         left = gains - np.array([budget.prices[name] for name in names]) @ groups
         return np.where(left.max(axis=1) > 0, left.argmax(axis=1), -1)
     return assign(gains, groups, [limits[name] for name in names])[0]

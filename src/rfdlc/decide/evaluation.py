@@ -25,6 +25,7 @@ WORTH, COST = "mean_utility", "mean_cost"  # the second where utilities are cost
 GAP = "utility_gap"
 ANSWERED = ("abstention_rate", "kept_accuracy")
 OF_RARER = {"recall": "recall", "precision": "precision", "specificity": "specificity", "auroc": "AUROC"}
+IF_ABSTAINED = {"recall": " (abstained: missed)", "specificity": " (abstained: right)"}
 REGIONAL = ("accuracy_by_region", "accuracy_by_shots", "false_head_rate", "false_head_rates", "ece_by_region",
             "utility_gap_by_region", "set_coverage_by_region")  # fmt: skip
 MOST_PARTS = 12  # a metric with more parts is not listed in tables
@@ -249,9 +250,9 @@ class Evaluation:
         found = {name: part for name, part in of_class(self._samples, c).items() if name in OF_RARER}
         name, known = self._samples.classes.names[c], {key: e for key, e in found.items() if not np.isnan(e.value)}
         ends = {key: " to ".join(map("{:.2%}".format, e.interval() or ())) for key, e in known.items()}
-        return [
-            (f"{OF_RARER[key]} of {name}", f"{known[key].value:.2%}", ends[key]) for key in OF_RARER if key in known
-        ]
+        told = IF_ABSTAINED if self.values.get("abstention_rate") else {}
+        labels = {key: f"{OF_RARER[key]} of {name}{told.get(key, '')}" for key in OF_RARER if key in known}
+        return [(label, f"{known[key].value:.2%}", ends[key]) for key, label in labels.items()]
 
     def __repr__(self) -> str:
         return "\n".join([counted_samples(self.samples, self.groups), *aligned(self.rows())])
