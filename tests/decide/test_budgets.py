@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rfdlc import Classes, Decider, InputError, PerDay, Predictions, Utility, evaluate
+from rfdlc.cli.decisions import share_line
 from rfdlc.decide.budgets import Budget, Worth, assign
 from rfdlc.decide.streams import StreamController
 from rfdlc.decide.wording import warn_of_share
@@ -194,7 +195,12 @@ def test_batches_too_small_for_their_share_go_by_prices():
     assert alone.tolist() == decider.decide(p[1000:]).tolist()
     assert 0.05 < (alone == 3).mean() < 0.15
     assert (decider.decide(p[1000:1010], batch=True) == 3).sum() <= 1  # enough for one
+    assert [decider.budget.too_few(count) for count in (1, 9, 10, 11)] == [True, True, False, False]
+    told = share_line(decider.budget, {"total": 1.0}, False, 9)
+    assert told.endswith("; by its prices, as 9 samples are too few for the share to be one of them.")
+    assert share_line(decider.budget, {"total": 0.1}, False, 10).endswith("; of all samples as one batch.")
     none = Decider(utility).fit_budget(p[:1000], np.arange(1000) % 3, budget=0)
+    assert not none.budget.too_few(1)
     assert not (np.concatenate([none.decide(row[None], batch=True) for row in p[1000:1100]]) == 3).any()
 
 

@@ -278,7 +278,7 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
     told = ", ".join(f"{name}={_setting(getattr(run.config, name))}" for name in TOLD)
     made = f"{counted(model.net.particles, 'particle')} trained by `{run.method_name}` with {told}"
     if run.config.refit:
-        again = "further" if run.config.warm_refit else "anew"
+        again = "further" if run.config.warm_refit else "again, from new weights,"
         made += (
             f"; trained {again} on all samples, for {counted(run.config.refit_epochs or run.config.epochs, 'epoch')}"
         )
