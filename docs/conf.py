@@ -82,6 +82,7 @@ PAGES = {
     "](CODE_OF_CONDUCT.md": "](conduct.md",
     "](SECURITY.md": "](security.md",
     "](docs/": "](",
+    "](benchmarks/": "](../benchmarks/",
 }
 
 
