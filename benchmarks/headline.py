@@ -86,6 +86,7 @@ def photographs() -> tuple[str, str]:
 def scratch() -> tuple[str, str]:
     names = ("balpoe, 200 epochs", "rf-dlc-strong, 200 epochs", "rf-dlc-strong, 2 shared stages, 40% held out")
     here = [{"data": "cifar100-lt", "row": row, "split": "test"} for row in names]
+    here = [{**given, "commit": rows("frontier", **given)[-1]["commit"]} for given in here]  # the last that measured it
     seconds = [mean(float(own["seconds"]) for own in rows("frontier", **given)) for given in here]
     rival, *ours = (f"{shares('frontier', **g)} in {s:.0f} s" for g, s in zip(here, seconds, strict=True))
     published = rows("../published", data="cifar100-lt", row=names[0])[0]["accuracy"]

@@ -275,7 +275,7 @@ def numbers_in(batches: Iterable[Any], names: Sequence[str]) -> Callable[[str], 
     def numbers(name: str) -> NDArray[np.float64]:
         try:
             return table()[name].cast("float64").to_numpy()
-        except ArrowNotImplementedError as error:  # dates and lists are no numbers
+        except ArrowNotImplementedError as error:  # dates and lists are not numbers
             raise ValueError(error) from None
 
     return numbers
