@@ -49,6 +49,7 @@ def fixed_rows(names: str = "") -> dict[str, tuple[str, dict[str, Any]]]:
     ours: dict[str, tuple[str, dict[str, Any]]]
     ours = {f"{name}, mixup {mixup:g}": ("rf-dlc", {"augment": name, "mixup": mixup}) for name, mixup in AUGMENTED}
     ours |= {"rf-dlc-strong": ("rf-dlc-strong", {})}
+    ours |= {"rf-dlc-strong, no flips": ("rf-dlc-strong", {"augment": "crop-randaugment"})}
     ours |= {f"cross-entropy, {name}": ("ce", {"augment": name}) for name in ("none", "crop", "crop-flip")}
     return {row: own for row, own in ours.items() if any(name in row for name in names.split("|"))}
 

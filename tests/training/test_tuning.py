@@ -386,10 +386,12 @@ def test_what_gains_by_more_epochs_is_expected_to_gain_again():
     noisy = {**first, "losses": [9.0, 2.0, None], "errors": [0.0, 0.05, 0.0]}  # the better one by two of them, too
     assert best({"epochs": 16, "rungs": [noisy, {**varied, "losses": [1.0, 0.9]}]}) == [fast]
     assert best({"epochs": 16, "rungs": [noisy, {**varied, "losses": [1.0, 0.84]}]}) == [slow]
-    plain = {**fast, "prior_tau": ""}  # which needs no margin
+    plain = {**fast, "prior_tau": ""}  # which needs no 5%
     rung = {"epochs": 8, "trials": [fast, slow, plain], "losses": [1.0, 0.96, 0.99], "varies": True}
     assert best({"epochs": 16, "rungs": [first, rung]}) == [plain]
     assert best({"epochs": 16, "rungs": [first, {**rung, "losses": [1.0, 0.9, 0.99]}]}) == [slow]
+    for loss, expected in ((0.91, fast), (0.89, plain)):  # but two standard errors
+        assert best({"epochs": 16, "rungs": [noisy, {**rung, "losses": [1.0, 1.0, loss]}]}) == [expected]
     late = {"epochs": 8, "trials": [fast, slow], "losses": [0.8, 1.2]}  # near chance at first, then at a factor of 0.4
     assert best({"epochs": 16, "rungs": [{**first, "losses": [0.9, 3.0, None]}, late]}) == [fast, slow]
     plan = {"epochs": 50, "rungs": [first, {"epochs": 8, "trials": [fast], "losses": [1.2]}]}
@@ -470,7 +472,7 @@ def test_standard_errors_are_those_of_differences_on_the_same_samples():
     assert standard_errors([None]) == [0.0]
 
 
-def test_plain_cross_entropy_is_among_the_variations_and_needs_no_margin(tmp_path, monkeypatch):
+def test_plain_cross_entropy_is_among_the_variations(tmp_path, monkeypatch):
     trials = {}
 
     def losses(tried):

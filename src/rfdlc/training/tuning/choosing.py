@@ -7,9 +7,9 @@ from rfdlc.training.trial_plan import Rung, Settings, TrialPlan
 from rfdlc.training.tuning.candidates import missing_regularisers
 from rfdlc.training.tuning.planning import LONG_EPOCHS
 
-CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial
+CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial; plain networks need no such margin
 STEEPEST = 0.7  # the least factor by which a loss is expected to fall again: those near chance fall fast for a while
-UNCERTAIN = 2  # standard errors: as much better must a trial be that regularises less
+UNCERTAIN = 2  # standard errors: as much better must a variation be, or a trial that regularises less
 LESS = 0.75  # of what twice the epochs gain, twice as many again gain
 RISE = 1.05  # of the loss with more epochs, from which on fewer epochs are better
 SLOWER = 0.1  # of the loss, by which shorter trials with RandAugment may be behind
@@ -59,11 +59,11 @@ def best_first(plan: TrialPlan) -> list[Settings]:
 
 
 def _best_variation(rung: Rung, error: float) -> Settings:
-    """The first trial is the best so far: others must clearly improve it, but for plain networks."""
+    """The first trial is the best so far: others must clearly improve it."""
     (first, lowest), *others = rung.pairs
     best = first
     for own, loss in others:
-        needed = loss if "prior_tau" in own else (loss + UNCERTAIN * error) / CLEARLY
+        needed = (loss + UNCERTAIN * error) / (1 if "prior_tau" in own else CLEARLY)
         if needed < lowest:
             best, lowest = own, needed
     return best
