@@ -341,6 +341,23 @@ def test_trials_are_measured_where_their_steps_are_quick(tmp_path, slow, monkeyp
     assert run.config.epochs == int(0.9 * left / plan["seconds_per_epoch"] / 2) > int(0.9 * left / 1.3 / 4)
 
 
+def test_trials_that_were_measured_while_the_machine_was_busy_are_not_cut_short(tmp_path, monkeypatch):
+    """As if steps of trials took fifty times as long as those of the training, which has three of their networks."""
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    monkeypatch.setattr(trying, "held_out_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
+
+    def lengths(slow):
+        def seconds(trainer, runs, most, show):
+            return 0.01 * (len(runs) * slow if len(runs) > 1 else 1)
+
+        monkeypatch.setattr(planning, "seconds_per_epoch", seconds)
+        tuned(tmp_path / str(slow), places(300), budget=600, epochs=100)
+        return [rung["epochs"] for rung in read(tmp_path / str(slow))["rungs"]]
+
+    assert lengths(50) == lengths(2)
+    assert lengths(0.5)[0] > lengths(2.1)[0] >= 4
+
+
 def test_a_rung_that_runs_out_of_time_is_stopped_and_left_out(tmp_path, monkeypatch):
     """Trials of 1,000 steps of 0.1 s in a budget of 60 s, whatever was measured before."""
     monkeypatch.setattr(planning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.001 * len(runs))

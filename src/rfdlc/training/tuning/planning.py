@@ -18,6 +18,7 @@ from rfdlc.training.tuning.candidates import find_candidates, trial_of, variatio
 SHARE = 0.3  # of the work of the training, that its trials may cost
 FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
+DEAREST = 2.0  # cost of a trial in trainings as long: it has one network. More is other work on the machine
 SMALLEST_SIDE = 16  # of images that are proposed for a budget
 FEW = 0.25  # of the usual number of epochs, below which a budget is too short for good results
 RETURNED = 0.2  # the share that is held out where a refit trains the same networks on it
@@ -85,7 +86,7 @@ def _measured(
         trials = [trial_of(run, run.config.epochs, own) for own in candidates]
         left, expected = MOST * budget - measured, cost * len(trials) * seconds / steps_per_epoch(trainer, run)
         if trials and 2 * expected <= left:  # the first step takes longer
-            cost = seconds_per_epoch(trainer, trials, left, show) / (len(trials) * seconds)
+            cost = min(DEAREST, seconds_per_epoch(trainer, trials, left, show) / (len(trials) * seconds))
             measured = time.perf_counter() - began
     return Speed(seconds, cost, measured)
 
