@@ -29,7 +29,7 @@ def without_empty_rows(where: object, batches: Iterable[Any]) -> Iterator[Any]:
 
 def skipped(where: object, count: int) -> str:
     """What to say of rows in which every cell is empty."""
-    return f"{where}: {counted(count, 'empty row')} skipped"
+    return f"{where}: {counted(count, 'empty row')} skipped, and not counted where messages name rows"
 
 
 def _empty_cells(column: Any) -> Any:

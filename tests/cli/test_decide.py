@@ -144,12 +144,12 @@ def test_labels_from_a_file(run, folder):
     named.assign(again=named["customer_id"]).to_csv("doubt.csv", index=False)
     frame.drop(columns=["target", "id"]).to_csv("nameless.csv", index=False)
     for file, labels_file, message in (
-        ("bare.csv", "short.csv", "has none"),
-        ("bare.csv", "twice.csv", "has several"),
+        ("bare.csv", "short.csv", "none for"),
+        ("bare.csv", "twice.csv", "several for "),
         ("bare.csv", "none.csv", "expected columns id (or path) and target"),
         ("bare.csv", "doubt.csv", "it has customer_id, target, again: rename those that are meant"),
         ("nameless.csv", "labels.csv", "has no ids"),
-        ("folders.csv", "labels.csv", "has several"),
+        ("folders.csv", "labels.csv", "several for"),
     ):
         code, _, err = run("evaluate", file, "--labels", labels_file)
         assert code == 2
@@ -179,6 +179,25 @@ def test_labels_of_unknown_classes_are_left_out_if_asked(run, folder):
     assert {name: part["samples"] for name, part in found["by"]["sex"].items()} == {"m": 198, "f": 198}
     code, out, err = run("compare", "bare.csv", "bare.csv", *words[4:], "--skip-unknown", "--json")
     assert (code, json.loads(out)["samples"]) == (0, 396)
+
+
+def test_samples_without_a_row_of_labels_are_left_out_if_asked(run, folder):
+    frame = pandas.read_csv("test.csv")
+    frame.drop(columns="target").to_csv("bare.csv", index=False)
+    labels = frame[["id", "target"]].assign(sex=np.where(np.arange(400) % 2, "f", "m"))
+    labels[100:].to_csv("labels.csv", index=False)
+    words = ("evaluate", "bare.csv", "--labels", "labels.csv", "--by", "sex", "--groups", "sex")
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    told = "expected one row for each id of bare.csv; none for test-0, test-1, test-2, ... (100 in all)"
+    assert f"{told}: leave them out with skip_unknown=True (--skip-unknown)" in " ".join(err.split())
+    code, out, err = run(*words, "--skip-unknown", "--json")
+    assert (code, "100 of 400 samples have no label; they are left out" in " ".join(err.split())) == (0, True)
+    labels[100:].assign(id="x" + labels["id"]).to_csv("labels.csv", index=False)
+    assert run(*words, "--skip-unknown")[0] == 2  # none at all fits
+    frame[100:].assign(sex=labels["sex"]).to_csv("left.csv", index=False)
+    expected = json.loads(run("evaluate", "left.csv", "--by", "sex", "--groups", "sex", "--json")[1])
+    assert json.loads(out) == expected | {"left_out": 100}
 
 
 @pytest.fixture

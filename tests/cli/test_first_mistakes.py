@@ -117,9 +117,29 @@ def test_thousands_separators_are_told():
 
 
 MISREAD = {
-    "numbers": ("21,759.78", "21'759.78", "21 759.78", "21\u00a0759,78", "\u20ac217.50", "CHF 21'759.78", "$1", "3,5"),
-    "percentages": ("38.9%", "12 %", "-3,5%"),
-    "dates": ("08/11/2020", "8/11/20 12:30", "2020/11/08", "08-11-2020", "8-Nov-20", "8 November 2020", "Nov 8, 2020"),
+    "numbers": (
+        "21,759.78",
+        "21'759.78",
+        "21 759.78",
+        "21\u00a0759,78",
+        "\u20ac217.50",
+        "CHF 21'759.78",
+        "$1",
+        "3,5",
+        "(1,026)",
+        "\u22120.5",
+    ),
+    "percentages": ("38.9%", "12 %", "-3,5%", "\u22122%"),
+    "dates": (
+        "08/11/2020",
+        "8/11/20 12:30",
+        "2020/11/08",
+        "08-11-2020",
+        "8-Nov-20",
+        "8 November 2020",
+        "Nov 8, 2020",
+        "Dec-2019",
+    ),
 }
 
 
@@ -128,6 +148,58 @@ def test_texts_that_mean_something_else_are_told(kind, text):
     frame = pd.DataFrame({"x": range(40), "bill": [text, ""] * 20, "target": ["a", "b"] * 20})
     with pytest.raises(InputError, match=f"'bill' holds texts such as .* that look like {kind}: "):
         rfdlc.load(frame)
+
+
+@pytest.mark.parametrize(("form", "unit"), [("{} kg", "kg"), ("{}mmHg", "mmHg"), ("{} \u00b5g/L", "\u00b5g/L")])
+def test_numbers_with_a_unit_are_told(form, unit):
+    values = np.arange(50) / 10
+    frame = pd.DataFrame({"x": range(50), "dose": [form.format(value) for value in values], "target": ["a", "b"] * 25})
+    with pytest.raises(
+        InputError, match=f"'dose' holds numbers with a unit, such as '0.0.*': write them without '{unit}'"
+    ):
+        rfdlc.load(frame)
+    with warnings.catch_warnings(action="error"):  # few are kinds of something, and so are those of several units
+        rfdlc.load(frame.assign(dose=[form.format(value) for value in values // 1]), test_fraction=0)
+        rfdlc.load(frame.assign(dose=[f"{k}{'abc'[k % 3]}" for k in range(25)] * 2), test_fraction=0)
+
+
+def test_what_looks_like_something_else_may_be_categories(tmp_path):
+    """By option, of a file, and by type, of a data frame or a Parquet file: numbers and identifiers, too."""
+    rows = {
+        "share": ["10%", "20%"] * 40,
+        "ward": [1, 2, 2, 10] * 20,
+        "patient_id": [f"p{k // 2}" for k in range(80)],
+        "x": np.random.default_rng(0).normal(size=80),
+        "target": ["a", "b", "b", "a"] * 20,
+    }
+    frame, kinds = pd.DataFrame(rows), ["share", "ward", "patient_id"]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    features = rfdlc.load(tmp_path / "t.csv", categories=kinds).encoder.features
+    assert {"share = 10%", "share = 20%", "ward = 1", "ward = 2", "ward = 10", "patient_id = p0"} <= {*features}
+    typed = frame.drop(columns="patient_id").astype({"share": "category", "ward": "category"})
+    typed.assign(ward=typed["ward"].astype(str).astype("category")).to_parquet(tmp_path / "t.parquet")
+    expected = ["share = 10%", "share = 20%", "ward = 1", "ward = 10", "ward = 2", "x"]
+    assert [*rfdlc.load(typed).encoder.features] == expected
+    assert [*rfdlc.load(tmp_path / "t.parquet").encoder.features] == expected
+    X = typed[["ward", "x"]]
+    model = rfdlc.RFDLCClassifier(epochs=1, backbone="mlp").fit(X, typed["target"])
+    assert [*model.encoder_.features] == ["ward = 1", "ward = 10", "ward = 2", "x"]
+    plain = X.astype({"ward": float})  # as a file with missing cells has it
+    np.testing.assert_allclose(model.predict_proba(plain), model.predict_proba(X), rtol=1e-6)
+    with pytest.raises(InputError, match=r"column 'wards' does not exist: .*did you mean 'ward'"):
+        rfdlc.load(tmp_path / "t.csv", categories=["wards"])
+
+
+def test_comments_are_left_out_with_empty_ones_among_them(tmp_path):
+    frame = pd.DataFrame({"x": range(80), "comment": [f"seen {k}" if k % 5 else "" for k in range(80)]})
+    frame["target"] = ["a", "b"] * 40
+    data = rfdlc.load(frame)
+    assert [*data.encoder.features] == ["x"]
+    told = "column 'comment' has a different value in every row that has one and was left out: it names rows and says "
+    assert any(note.startswith(told) and "--categories comment" in note for note in data.notes)
+    assert data.train.ids is None
+    frame["comment"] = [f"ward {k % 3}" if k % 40 == 0 else "" for k in range(80)]  # two different ones are kinds
+    assert "comment = ward 0" in rfdlc.load(frame).encoder.features
 
 
 def test_months_are_dates():

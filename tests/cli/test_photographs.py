@@ -111,7 +111,7 @@ def test_embed_says_which_rows_lack_a_label_or_group(run, rows, tmp_path, column
     assert not out.exists()
     code, said, _ = run(*words, "--skip-broken")
     assert code == 0
-    assert "2 broken ones were left out" in said
+    assert "2 broken samples left out" in said
     found = parquet.read_table(out).to_pydict()
     assert len(found["target"]) == 58
     assert None not in found["target"] + found["group"]

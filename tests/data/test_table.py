@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import rfdlc
+from rfdlc.data.cells import as_text, parse_column
 from rfdlc.data.columns import names_rows
 from rfdlc.data.samples import InputSpec, open_samples
-from rfdlc.data.table import TableEncoder, as_text, blurred, parse_column, strays_among
+from rfdlc.data.table import TableEncoder, blurred, strays_among
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 

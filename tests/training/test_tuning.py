@@ -16,7 +16,7 @@ from rfdlc.training.methods import resolve
 from rfdlc.training.run import Run
 from rfdlc.training.trial_plan import TrialPlan
 from rfdlc.training.tuning import planning, trying
-from rfdlc.training.tuning.candidates import PLAIN, trial_of
+from rfdlc.training.tuning.candidates import trial_of
 from rfdlc.training.tuning.choosing import best_first, choose_settings
 from rfdlc.training.tuning.planning import STRONGER
 from rfdlc.training.tuning.trying import TrialLosses, balanced_losses, standard_errors
@@ -403,12 +403,6 @@ def test_what_gains_by_more_epochs_is_expected_to_gain_again():
     noisy = {**first, "losses": [9.0, 2.0, None], "errors": [0.0, 0.05, 0.0]}  # the better one by two of them, too
     assert best({"epochs": 16, "rungs": [noisy, {**varied, "losses": [1.0, 0.9]}]}) == [fast]
     assert best({"epochs": 16, "rungs": [noisy, {**varied, "losses": [1.0, 0.84]}]}) == [slow]
-    plain = {**fast, "prior_tau": ""}  # which needs no 5%
-    rung = {"epochs": 8, "trials": [fast, slow, plain], "losses": [1.0, 0.96, 0.99], "varies": True}
-    assert best({"epochs": 16, "rungs": [first, rung]}) == [plain]
-    assert best({"epochs": 16, "rungs": [first, {**rung, "losses": [1.0, 0.9, 0.99]}]}) == [slow]
-    for loss, expected in ((0.91, fast), (0.89, plain)):  # but two standard errors
-        assert best({"epochs": 16, "rungs": [noisy, {**rung, "losses": [1.0, 1.0, loss]}]}) == [expected]
     late = {"epochs": 8, "trials": [fast, slow], "losses": [0.8, 1.2]}  # near chance at first, then at a factor of 0.4
     assert best({"epochs": 16, "rungs": [{**first, "losses": [0.9, 3.0, None]}, late]}) == [fast, slow]
     plan = {"epochs": 50, "rungs": [first, {"epochs": 8, "trials": [fast], "losses": [1.2]}]}
@@ -487,40 +481,6 @@ def test_standard_errors_are_those_of_differences_on_the_same_samples():
     assert errors[0] == pytest.approx(naive, rel=1e-9)
     assert errors[0] == pytest.approx(0.5 * 2**0.5 / 20, rel=0.1)
     assert standard_errors([None]) == [0.0]
-
-
-def test_plain_cross_entropy_is_among_the_variations(tmp_path, monkeypatch):
-    trials = {}
-
-    def losses(tried):
-        trials.update({str(trial.config.prior_tau): trial.config for trial in tried})
-        return [0.99 if not trial.config.prior_tau else 1.0 + k for k, trial in enumerate(tried)]
-
-    monkeypatch.setattr(trying, "held_out_losses", certain(losses))
-    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
-    settings = {"widths": 32, "epochs": 200}
-    run, chosen = rfdlc.train(places(300), "rf-dlc", tmp_path / "run", **settings), read(tmp_path / "run")["chosen"]
-    assert (trials["()"].head, trials["()"].particles) == ("linear", 1)
-    assert (run.config.prior_tau, run.config.head, run.config.particles) == ((), "linear", 3)
-    assert chosen.items() >= PLAIN.items()
-    assert Run(tmp_path / "run").config == run.config
-    given = rfdlc.train(places(300), "rf-dlc", tmp_path / "given", **settings, prior_tau=0.5)
-    assert given.config.prior_tau == (0.5,)  # a setting of the user's stays
-
-
-def test_plain_networks_are_trained_and_decide_for_the_same_prior(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        trying, "held_out_losses", certain(lambda trials: [float(len(trial.config.prior_tau)) for trial in trials])
-    )
-    images, labels = places(400)
-    kept = np.flatnonzero((labels < 4) & (np.random.default_rng(1).random(400) < np.where(labels == 0, 1, 0.3)))
-    others, truth = (values[places(200, 1)[1] < 4] for values in places(200, 1))
-    data = {"train": (images[kept], labels[kept]), "test": (others, truth)}
-    model = rfdlc.train(data, "rf-dlc", tmp_path / "run", widths=32, epochs=60, batch_size=32, augment="none")
-    assert model.config.prior_tau == ()
-    np.testing.assert_allclose(model.decider.train_prior, np.bincount(labels[kept]) / len(kept), atol=1e-6)
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]["accuracy"] > 0.9
-    assert rfdlc.Model.load(tmp_path / "run").config == model.config
 
 
 def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):

@@ -222,16 +222,20 @@ def check_groups(predictions: "rfdlc.Predictions", column: str | None, told: str
     expect(column is None or predictions.groups is not None, f"{told}: no column {column!r} for --groups; {fix}")
 
 
-def rows_of(ids: list[str], cells: list[str], told: str) -> list[int]:
-    """The row of each id, as it is or by the name of the file."""
+def rows_of(ids: list[str], cells: list[str], told: str, skip: bool) -> list[int | None]:
+    """The row of each id, as it is or by the name of the file; None for ids without one, if some may be skipped."""
     for part in (str, os.path.basename):
         known, names = [part(name) for name in ids], [part(name) for name in cells]
         row_of = {name: row for row, name in enumerate(names)}
         absent = [name for name in known if name not in row_of]
-        if not absent and len(row_of) == len(names) and len({*known}) == len({*ids}):
-            return [row_of[name] for name in known]
-    wrong = f"{listing(absent or repeated(names) or repeated(known), 3)} {'has none' if absent else 'has several'}"
-    raise InputError(f"{told}; {wrong}")
+        enough = not absent or (skip and len(absent) < len(known))
+        if enough and len(row_of) == len(names) and len({*known}) == len({*ids}):
+            return [row_of.get(name) for name in known]
+    from rfdlc.decide.classes import SKIPPING_UNKNOWN
+
+    wrong = f"{'none' if absent else 'several'} for {listing(absent or repeated(names) or repeated(known), 3)}"
+    some = 0 < len(absent) < len(known)
+    raise InputError(f"{told}; {wrong}{f': leave them out with {SKIPPING_UNKNOWN}' if some else ''}")
 
 
 def with_labels(predictions: "rfdlc.Predictions", texts: Sequence[str], where: str, skip: bool) -> "rfdlc.Predictions":

@@ -35,6 +35,7 @@ RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Target = Annotated[str | None, Option(metavar="COLUMN", help="The class column of a table.")]
 ROOT = "Folder of a named data set; for a list of images, the folder that its paths are relative to."
 GROUPS = "CSV file or column of a table: samples that belong together."
+CATEGORIES = "A column whose values are categories, also where they are numbers, such as codes; may be repeated."
 DEPENDENT = "Column of tables, or of --labels, with patients or sites: what has one value depends on each other."
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
@@ -85,6 +86,7 @@ class DataRequest(SourceRequest):
     groups: Annotated[str | None, Option(help=GROUPS)] = None
     time: Annotated[str | None, Option(metavar="COLUMN", help="Train on old rows, test on the newest.")] = None
     drop: Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")] = None
+    categories: Annotated[list[str] | None, Option(metavar="COLUMN", help=CATEGORIES)] = None
 
 
 @dataclass(frozen=True)
@@ -358,13 +360,15 @@ class LabelledRequest(Request):
         told = f"expected columns id (or path) and target; it has {listing(named)}: rename those that are meant, "
         told += "or name the class column by --target"
         expect(key in cells and (target or (wanted and predictions.targets is not None)), f"{self.labels}: {told}")
-        rows = reading.rows_of(known, cells[key], f"{self.labels}: expected one row for each id of {file}")
-        predictions.columns |= {name: [named[name][row] for row in rows] for name in wanted}
-        reading.with_groups(predictions, self.groups)
+        told = f"{self.labels}: expected one row for each id of {file}"
+        rows = reading.rows_of(known, cells[key], told, self.skip_unknown and bool(target))
+        matched = (*wanted, *([target] if target else []))
+        found = {name: ["" if row is None else cells[name][row] for row in rows] for name in matched}
+        predictions.columns |= {name: found[name] for name in wanted}
         if target:
-            texts, where = [cells[target][row] for row in rows], f"{self.labels}: {target}"
+            texts, where = found[target], f"{self.labels}: {target}"
             predictions = reading.with_labels(predictions, texts, where, self.skip_unknown)
-        return predictions, decider
+        return reading.with_groups(predictions, self.groups), decider
 
 
 def data_options(pairs: Iterable[str]) -> dict[str, str]:

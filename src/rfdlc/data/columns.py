@@ -2,22 +2,24 @@
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.cells import MOST_CATEGORIES, Column, as_numbers, category_column, parse_column, text_column
 from rfdlc.data.copies import first_copies
 from rfdlc.data.sources.image_files import is_image
-from rfdlc.data.table import FEW, MOST_CATEGORIES, Column, as_numbers, dropping, grouping, parse_column, text_column
+from rfdlc.data.table import FEW, dropping, grouping, keeping
 from rfdlc.dates import is_date
 from rfdlc.errors import expect
 from rfdlc.tables import is_number
 
 IDENTIFIES = (
     "column {0!r} is an identifier by its name ({1:,} values in {2:,} rows) and was left out: a model would memorise "
-    "it; if rows of one value belong together, as visits of a patient do, use {3}"
+    "it; if rows of one value belong together, as visits of a patient do, use {3}; to keep it as categories, {4}"
 )
 FILES = (
     "column {0!r} holds {1:,} names of images in {2:,} rows and was left out: a model would memorise them; if rows of "
@@ -32,15 +34,18 @@ _CURRENCY = r"([$\u00a2-\u00a5\u20a0-\u20c0]|AUD|CAD|CHF|CNY|CZK|DKK|EUR|GBP|INR
 _DIGITS = r"(\d{1,3}([.,'\u2019 \u00a0\u202f]\d{3})+|\d+)([.,]\d+)?"  # perhaps with thousands separators
 _SPACE = r"[ \u00a0\u202f]?"
 _MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_SIGN = r"[-+\u2212]?"
+_AMOUNT = rf"{_SIGN}({_CURRENCY}{_SPACE})?{_SIGN}{_DIGITS}({_SPACE}{_CURRENCY})?"
 # What a column may hold as texts that mean something else: its kind, a text of it, and how to write it.
 MISREAD: dict[str, tuple[re.Pattern[str], Callable[[str], bool], str]] = {
     "numbers": (
-        re.compile(rf"[-+]?({_CURRENCY}{_SPACE})?[-+]?{_DIGITS}({_SPACE}{_CURRENCY})?", re.ASCII),
+        re.compile(rf"{_AMOUNT}|\({_AMOUNT}\)", re.ASCII),
         is_number,
-        "write them without thousands separators and currency, with a decimal point, such as 21759.78",
+        "write them without thousands separators, currency and parentheses, with a plain minus sign and a decimal "
+        "point, such as -21759.78",
     ),
     "percentages": (
-        re.compile(rf"[-+]?\d+([.,]\d+)?{_SPACE}%", re.ASCII),
+        re.compile(rf"{_SIGN}\d+([.,]\d+)?{_SPACE}%", re.ASCII),
         is_number,
         "divide them by 100 and write 38.9% as 0.389",
     ),
@@ -51,43 +56,69 @@ MISREAD: dict[str, tuple[re.Pattern[str], Callable[[str], bool], str]] = {
             re.ASCII | re.IGNORECASE,
         ),
         is_date,
-        "write them as year-month-day, such as 2020-11-08",
+        "write them as year-month-day, such as 2020-11-08, or year-month, such as 2020-11",
     ),
 }
 
 
-def check_texts(columns: Mapping[str, Column], frame: str = "") -> None:
-    """Raise for texts that mean numbers, percentages or dates: each would be a category of its own.
+# A number and its unit, of a few letters; with few different ones, such as doses, they may be categories.
+WITH_UNIT = re.compile(rf"{_SIGN}\d+(?:[.,]\d+)?{_SPACE}([A-Za-z\u00b0\u00b5\u03bc][^\d\s,;]{{0,9}})", re.ASCII)
+
+
+def check_texts(columns: Mapping[str, Column], frame: str = "", categories: Collection[str] = ()) -> None:
+    """Raise for texts that mean numbers, percentages or dates, unless they are `categories`: each would be one.
 
     Errors name options, or methods of a `frame` that is given to an estimator.
     """
     for name, column in columns.items():
-        values = {*column.tolist()} - {None} if column.dtype == object else set()
-        for kind, (written, reads, fix) in MISREAD.items():
-            fits = {text for text in values if written.fullmatch(text) or reads(text)}
-            wrong = sorted(text for text in fits if not reads(text))
-            few = len(values) - len(fits) < FEW * len(values)
-            told = f"column {name!r} holds texts such as {next(iter(wrong), '')!r} that look like {kind}: {fix}"
-            expect(not (wrong and few), f"{told}; or leave the column out ({dropping([name], frame)})")
+        values = {*column.tolist()} - {None} if column.dtype == object and name not in categories else set()
+        told = _misread(values)
+        others = f"keep them as categories ({keeping(name, frame)}), or leave the column out"
+        expect(not told, f"column {name!r} holds {told}; or {others} ({dropping([name], frame)})")
+
+
+def _misread(values: Collection[str]) -> str:
+    """What different texts mean and how to write it; empty if they are what they say."""
+    for kind, (written, reads, fix) in MISREAD.items():
+        fits = {text for text in values if written.fullmatch(text) or reads(text)}
+        wrong = sorted(text for text in fits if not reads(text))
+        if wrong and len(values) - len(fits) < FEW * len(values):
+            return f"texts such as {wrong[0]!r} that look like {kind}: {fix}"
+    units = {text: found[1] for text in sorted(values) if (found := WITH_UNIT.fullmatch(text))}
+    unit, count = next(iter(Counter(units.values()).most_common(1)), ("", 0))
+    others = len(values) - count - sum(map(is_number, values))
+    if len(values) > FEW_CATEGORIES and others < FEW * len(values) < count:
+        shown = next(text for text in units if units[text] == unit)
+        return f"numbers with a unit, such as {shown!r}: write them without {unit!r}"
+    return ""
 
 
 def identities(
-    cells: Mapping[str, Any], columns: dict[str, Column], frame: str = ""
+    cells: Mapping[str, Any], columns: dict[str, Column], frame: str = "", categories: Collection[str] = ()
 ) -> tuple[list[str] | None, str | None, list[str]]:
-    """Remove columns that only name the rows: the first without repeats gives the ids; its name, and notes."""
+    """Remove columns that only name the rows: the first without repeats gives the ids; its name, and notes.
+
+    What the user calls `categories` stays.
+    """
     ids, identity, notes = None, None, list[str]()
-    for name in [name for name in columns if names_rows(name) or _may_identify(name, columns[name])]:
+    own = [name for name in columns if name not in categories]
+    for name in [name for name in own if names_rows(name) or _may_identify(name, columns[name])]:
         texts = text_column(cells[name]).tolist()
-        different = len({*texts} - {None})
-        share, people = different / len(texts), names_rows(name) and IDENTIFIER.fullmatch(name)
+        different, present = len({*texts} - {None}), len(texts) - texts.count(None)
+        share, people = different / max(present, 1), names_rows(name) and IDENTIFIER.fullmatch(name)
         fewest = FEW_CATEGORIES if people else max(FEW_CATEGORIES, len(texts) // MOST_REPEATS)
-        if None not in texts and (share > NAMING or _differ_unless_copies(different, columns)):
+        blanks = present < len(texts)
+        names = share > NAMING and (not blanks or different > FEW_CATEGORIES)
+        if names or (not blanks and _differ_unless_copies(different, columns)):
             every = "every row" if share == 1 else f"{share:.1%} of the rows"
+            every += " that has one" if blanks else ""
             reason = "it names rows and says nothing about the class"
-            notes.append(f"column {name!r} has a different value in {every} and was left out: {reason}")
-            ids, identity = ids or (texts if share == 1 else None), identity or name
+            fix = f"; to keep it as categories, {keeping(name, frame)}" if blanks else ""
+            notes.append(f"column {name!r} has a different value in {every} and was left out: {reason}{fix}")
+            complete = share == 1 and not blanks
+            ids, identity = ids or (texts if complete else None), identity or (None if blanks else name)
         elif different > fewest and (told := _memorised(name, columns[name])):
-            notes.append(told.format(name, different, len(texts), grouping(name, frame)))
+            notes.append(told.format(name, different, len(texts), grouping(name, frame), keeping(name, frame)))
             warnings.warn(notes[-1], stacklevel=4)
         else:
             continue
@@ -95,10 +126,17 @@ def identities(
     return ids, identity, notes
 
 
-def without_identities(cells: Mapping[str, Any], frame: str) -> list[str]:
+def parse_columns(cells: Mapping[str, Any], categories: Collection[str] = ()) -> dict[str, Column]:
+    """Numbers, dates or texts by column; those of `categories` are texts, whatever they hold."""
+    return {
+        name: category_column(own) if name in categories else parse_column(name, own) for name, own in cells.items()
+    }
+
+
+def without_identities(cells: Mapping[str, Any], frame: str, categories: Collection[str] = ()) -> list[str]:
     """The columns of a `frame` that may become features; says which are left out: estimators have no notes."""
-    columns = {name: parse_column(name, own) for name, own in cells.items()}
-    check_texts(columns, frame)
+    columns = parse_columns(cells, categories)
+    check_texts(columns, frame, categories)
     with warnings.catch_warnings(action="ignore"):
         notes = identities(cells, columns, frame)[2]
     for note in notes:

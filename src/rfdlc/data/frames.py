@@ -66,6 +66,12 @@ def frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
     return arrays | {name: np.fromiter(columns[name], dtype=object, count=len(frame)) for name in others}
 
 
+def categorical(frame: Any) -> set[str]:
+    """The columns of a data frame whose type says that they hold categories, whatever these are written as."""
+    kinds = {str(name): str(getattr(frame[name], "dtype", "")) for name in getattr(frame, "columns", ())}
+    return {name for name, kind in kinds.items() if kind == "category" or kind.startswith(("Categorical", "Enum"))}
+
+
 def list_of(name: str) -> str | None:
     """The column of lists that a column such as `name[0]` is an item of."""
     found = re.fullmatch(r"(.*)\[\d+\]", name)

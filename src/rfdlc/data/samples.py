@@ -14,14 +14,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.cells import text_column
 from rfdlc.data.columns import names_rows
-from rfdlc.data.dataset import Dataset, Split, as_inputs, choose_split
+from rfdlc.data.dataset import SKIPPING, Dataset, Split, as_inputs, choose_split
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import CROPPED, ImageFiles, Packed, PackedText, Resizing
 from rfdlc.data.load import expanded, find_reader, known_names, load, locate, options_of
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, shards
 from rfdlc.data.sources.table import TARGETS, TableRows, doubtful, rows_of_splits, split_column
-from rfdlc.data.table import TableEncoder, text_column
+from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, as_array
 from rfdlc.decide.scores import GROUP
 from rfdlc.errors import InputError, expect, listing, suggestion
@@ -146,7 +147,7 @@ def open_samples(
         wanted = "a folder, a list or an array of images" if images else ".npy or .npz"
         trained = f"{'images' if images else 'arrays'} of shape {spec.input_shape}"
         expect(spec.encoder, f"{place} is a table, but this model was trained on {trained}: expected {wanted}")
-        return _table(place, spec, split)
+        return _table(place, spec, split, skip_broken)
     reader, found = find_reader(source, root)
     if reader is image_files.read_folder:
         return _folder(*image_files.find_images(found, split, allow_links), spec, skip_broken)
@@ -264,10 +265,10 @@ def of_files(
     return Samples(labels, True, digest_of([*names.packed, labels]), read, names, cut_warning=warn)
 
 
-def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
+def _table(path: Path, spec: InputSpec, split: str | None, skip_broken: bool) -> Samples:
     """Rows encoded as the training rows were. Of the other columns, the one that named rows there gives the ids.
 
-    That of groups is copied as `group`; an empty cell is a group of its own.
+    That of groups is copied as `group`; an empty cell is a group of its own. Where rows are left out, all are numbered.
     """
     from pyarrow import array
 
@@ -280,22 +281,29 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
     if spec.groups in rows.names and GROUP not in spec.classes.names:
         group_of = np.array([text or f"row {row}" for row, text in enumerate(rows.texts(spec.groups), 1)])
     identity = encoder.identity if encoder.identity in others else next(filter(names_rows, others), None)
-    told = set[str]()  # each column is named once, however many chunks there are
+    told, named = set[str](), identity is not None or skip_broken  # each column is named once
+    where = f"{path}{'' if split is None else f', split {split}'}"
 
     def read(wanted: range) -> Chunk:
         cells = rows[wanted]
-        ids = None if identity is None else [str(cell) for cell in cells[identity].to_pylist()]
+        names = [row + 1 for row in wanted] if identity is None else cells[identity].to_pylist()
+        wrong = encoder.wrong_cells(cells, wanted.start) if skip_broken else {}
+        kept = np.setdiff1d(np.arange(len(wanted)), [*wrong])
+        cells = {name: own.take(kept) for name, own in cells.items()} if wrong else cells
         try:
             features = encoder.transform(cells, start=wanted.start, told=told)
         except InputError as error:
-            raise InputError(f"{path}{'' if split is None else f', split {split}'}: {error}") from None
-        return Chunk(Split(features, rows.labels[wanted.start : wanted.stop], ids))
+            raise InputError(f"{where}: {error}; or leave such rows out with {SKIPPING}") from None
+        split = Split(
+            features, rows.labels[wanted.start + kept], [str(names[place]) for place in kept] if named else None
+        )
+        return Chunk(split, tuple(f"{where}: {wrong[place]}" for place in sorted(wrong)), kept)
 
     def columns(wanted: range) -> dict[str, Any]:
         return {} if group_of is None else {GROUP: array(group_of[wanted.start : wanted.stop])}
 
     known: dict[str, Any] = {"groups": group_of, "doubt": rows.doubt, "columns": columns}
-    return Samples(rows.labels, identity is not None, _state(path), read, **known)
+    return Samples(rows.labels, named, _state(path), read, **known)
 
 
 def _embedded(path: Path, spec: InputSpec, split: str | None, made: Embedding) -> Samples:

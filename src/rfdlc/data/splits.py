@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.cells import text_column
 from rfdlc.data.dataset import SKIPPING
 from rfdlc.data.load import GroupFile, expanded, find_reader, load, locate
 from rfdlc.data.samples import (
@@ -23,7 +24,6 @@ from rfdlc.data.samples import (
 )
 from rfdlc.data.sources import arrays, image_files, image_lists, image_table, shards
 from rfdlc.data.sources.table import rows_of_splits, split_column
-from rfdlc.data.table import text_column
 from rfdlc.decide.classes import Classes, as_array
 from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import open_table, read_columns

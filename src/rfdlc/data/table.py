@@ -4,10 +4,8 @@ import re
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence, Sized
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -15,17 +13,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.cells import (
+    DIGITS,
+    LARGEST,
+    MOST_CATEGORIES,
+    TOO_LARGE,
+    Cells,
+    Column,
+    are_numbers,
+    as_numbers,
+    category_column,
+    parse_column,
+    text_column,
+)  # fmt: skip
 from rfdlc.data.frames import list_of, with_items
-from rfdlc.dates import is_date, since_1970
+from rfdlc.dates import is_date
 from rfdlc.errors import expect, listing
 from rfdlc.tables import is_number, number
 
-MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "<na>", "nat"})
-MOST_CATEGORIES = 1000
 FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
-LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 LIMIT = re.compile(r"[<>\u2264\u2265]=?\s*\d+([.,]\d+)?", re.ASCII)  # below or above what can be measured
-DIGITS = re.compile(r"\d+", re.ASCII)
 UNSEEN = (
     "column {!r} has categories that training did not see{}: for the model these rows have none of its categories{}"
 )
@@ -37,8 +44,6 @@ EMPTY = "column {!r} is empty in {} of the rows, but never was in training: {}"
 FILLED = "column {!r} has values, but was empty in training: they tell the model nothing"
 ROUNDED = 1e-3  # rounding to 32 bits may move a number by this share of its column's spread; a Unix time moves by 64
 
-Column = NDArray[Any]  # float64 with nan, datetime64 with NaT, or objects: text, and None for a missing value
-Cells = Any  # as they are read: a sequence, an array, or a column of pyarrow
 Doubt = tuple[str, str, str]  # what is unlike in training: a key of its kind and column, text, and text without cells
 
 
@@ -48,108 +53,16 @@ def blurred(column: NDArray[Any]) -> bool:
     return 0 < ROUNDED * spread < float(np.nanmax(np.abs(column))) * float(np.finfo(np.float32).eps) / 2
 
 
-def as_text(value: Any) -> str | None:
-    if isinstance(value, bytes):  # some programs write texts of Parquet files so
-        value = value.decode("utf-8", "backslashreplace")
-    text = "" if value is None else str(value).strip()
-    return None if text.lower() in MISSING else text
-
-
-def text_column(cells: Cells) -> Column:
-    if hasattr(cells, "null_count"):
-        return _arrow_texts(cells).to_numpy(zero_copy_only=False)
-    return np.array([as_text(cell) for cell in cells], dtype=object)
-
-
-def parse_column(name: str, cells: Cells, *, codes: bool = True, start: int = 0) -> Column:
-    """Numbers or dates if every cell that is not missing is one, otherwise text; so are `codes`, unless too many.
-
-    Messages count rows from `start` on.
-    """
-    numbers = None if _is_typed_date(cells) else _numbers(cells)
-    if numbers is None:
-        return _dates(cells)
-    if codes and holds_codes(cells):
-        texts = text_column(cells)
-        different = len({*texts} - {None})
-        if different <= MOST_CATEGORIES or different == len(texts):  # the latter name rows
-            return texts
-    for row in np.flatnonzero(np.abs(numbers) > LARGEST)[:1]:
-        told = f"column {name!r} has an infinite or too large value in row {start + row + 1}"
-        expect(False, f"{told} ({text_column(cells[row : row + 1])[0]}): expected numbers up to {LARGEST:.1e}, or none")
-    return np.full(len(numbers), None) if np.isnan(numbers).all() else numbers
-
-
-def _numbers(cells: Cells) -> NDArray[np.float64] | None:
-    if hasattr(cells, "null_count"):  # a column of pyarrow
-        from pyarrow import ArrowException, compute, float64, types
-
-        for clean in () if types.is_boolean(cells.type) else (False, True):  # most columns need no cleaning
-            with suppress(ArrowException):
-                found = _arrow_texts(cells) if clean else cells
-                return compute.cast(found, float64(), safe=False).to_numpy(zero_copy_only=False)
-        return None
-    if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf":
-        return cells.astype(np.float64, copy=False)
-    with suppress(ValueError):
-        return np.array([np.nan if text is None else number(text) for text in map(as_text, cells)], dtype=np.float64)
-    return None
-
-
-def holds_codes(cells: Cells) -> bool:
-    """Whether cells are digits, some with leading zeros, as in postal codes (01067)."""
-    if hasattr(cells, "null_count"):
-        from pyarrow import compute
-
-        text = "string" in str(cells.type) and not cells.type.num_fields  # no list; the first characters mostly tell
-        if not text or not compute.any(compute.match_substring_regex(cells.cast("string"), r"^\s*0\d")).as_py():
-            return False
-    elif isinstance(cells, np.ndarray) and cells.dtype != object:
-        return False
-    texts = [text for text in text_column(cells) if text is not None]
-    return any(re.match(r"0\d", text) for text in texts) and all(map(DIGITS.fullmatch, texts))
-
-
-def _is_typed_date(cells: Cells) -> bool:
-    if hasattr(cells, "null_count"):
-        return str(cells.type).startswith(("timestamp", "date"))
-    return isinstance(cells, np.ndarray) and cells.dtype.kind == "M"
-
-
-def _dates(cells: Cells) -> Column:
-    """Dates if every cell that is not missing is one, otherwise text."""
-    if _is_typed_date(cells):
-        dates = cells.to_numpy(zero_copy_only=False) if hasattr(cells, "null_count") else cells
-    else:
-        times, texts = list[timedelta | None](), text_column(cells)
-        for text in texts:
-            times.append(None if text is None else since_1970(text))
-            if text is not None and times[-1] is None:
-                return texts
-        dates = np.array(times, "timedelta64[us]").view("datetime64[us]")
-    return np.full(len(dates), None) if np.isnat(dates).all() else dates
-
-
-def as_numbers(column: Column) -> NDArray[np.float64]:
-    """Numbers as they are, dates as days since 1970-01-01."""
-    dates = column.dtype.kind == "M"
-    return (column - np.datetime64(0, "D")) / np.timedelta64(1, "D") if dates else column.astype(np.float64, copy=False)
-
-
-def _arrow_texts(column: Any) -> Any:
-    from pyarrow import array, compute, string, types
-
-    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if not (types.is_string(kind) or types.is_large_string(kind)):
-        return array([as_text(cell) for cell in column.to_pylist()], string())
-    texts = compute.utf8_trim_whitespace(column.cast(string()))
-    return compute.if_else(compute.is_in(compute.utf8_lower(texts), value_set=array(sorted(MISSING))), None, texts)
-
-
 def dropping(names: Sequence[str], frame: str = "") -> str:
     """How to leave columns out: as options, or of a `frame` that is given to an estimator."""
     options = " ".join(f"--drop {shlex.quote(name)}" for name in names)
     return f"{frame}.drop(columns={[*names]})" if frame else f"{options}; in Python drop={[*names]}"
+
+
+def keeping(name: str, frame: str = "") -> str:
+    """How to say that a column holds categories, in the same ways."""
+    option = f"--categories {shlex.quote(name)}; in Python categories=[{name!r}]"
+    return f"{frame}.astype({{{name!r}: 'category'}})" if frame else option
 
 
 def grouping(name: str, frame: str = "") -> str:
@@ -211,7 +124,7 @@ class ColumnCode:
     @cached_property
     def _spellings(self) -> dict[str | None, int]:
         """`_places`, and how else booleans, and codes that were read as numbers, may be spelt."""
-        if holds_codes(self.categories):
+        if self.categories and all(map(DIGITS.fullmatch, self.categories)):
             short = {text: text.lstrip("0") or "0" for text in self.categories}
             times = Counter(short.values())
             once = [text for text, own in short.items() if times[own] == 1]
@@ -272,6 +185,18 @@ class ColumnCode:
             said = OUTSIDE.format(self.name, f" ({here}; there {self._shown(self.low)} to {self._shown(self.high)})")
             doubts.append((OUTSIDE.format(self.name, ""), said, OUTSIDE.format(self.name, "")))
 
+    def wrong_cells(self, cells: Cells, start: int = 0) -> Iterator[tuple[int, str]]:
+        """The place of each cell that `transform` refuses, and what is wrong with it; messages count from `start`."""
+        if self.median is None or (not self.is_date and are_numbers(cells)):
+            return
+        kind, fits = ("dates", is_date) if self.is_date else ("numbers", is_number)
+        for place, text in enumerate(text_column(cells)):
+            if text is not None and not fits(text):
+                here = f"{text!r} in row {start + place + 1}"
+                yield place, f"column {self.name!r} holds {kind} in the training data, but here {here}"
+            elif text is not None and not self.is_date and abs(number(text)) > LARGEST:
+                yield place, TOO_LARGE.format(self.name, start + place + 1, text)
+
     def transform(self, cells: Cells, doubts: list[Doubt], start: int = 0) -> NDArray[Any]:
         """Features (N, F); unseen categories are all zeros. What is unlike in training is added to `doubts`."""
         if self.median is None:
@@ -283,10 +208,8 @@ class ColumnCode:
             return found[:, None] == np.arange(len(self._places))
         column = parse_column(self.name, cells, codes=False, start=start)
         if column.dtype.kind != ("M" if self.is_date else "f"):  # where all cells are missing, they are None
-            kind, fits = ("dates", is_date) if self.is_date else ("numbers", is_number)
-            here = enumerate(text_column(cells), start + 1)
-            wrong = next((f"{text!r} in row {row}" for row, text in here if text is not None and not fits(text)), None)
-            expect(wrong is None, f"column {self.name!r} holds {kind} in the training data, but here {wrong}")
+            wrong = next(self.wrong_cells(cells, start), None)
+            expect(wrong is None, "" if wrong is None else wrong[1])
         numbers = as_numbers(column)
         missing = np.isnan(numbers)
         self._tell_missing(missing, doubts)
@@ -303,9 +226,15 @@ class TableEncoder:
     identity: str | None = None  # the column that names rows, if training had one
 
     @classmethod
-    def fit(cls, table: Mapping[str, Cells], frame: str = "") -> "TableEncoder":
-        """From the cells by column; errors name options, or methods of a `frame` that is given to an estimator."""
-        columns = tuple(ColumnCode.fit(name, parse_column(name, cells)) for name, cells in table.items())
+    def fit(cls, table: Mapping[str, Cells], frame: str = "", categories: Collection[str] = ()) -> "TableEncoder":
+        """From the cells by column; those of `categories` are never numbers or dates.
+
+        Errors name options, or methods of a `frame` that is given to an estimator.
+        """
+        columns = tuple(
+            ColumnCode.fit(name, category_column(cells) if name in categories else parse_column(name, cells))
+            for name, cells in table.items()
+        )
         many = {each.name: each.categories for each in columns if len(each.categories) > MOST_CATEGORIES}
         strays = {name: strays_among(own) for name, own in many.items()}
         most = f"too many to be categories (at most {MOST_CATEGORIES})"
@@ -349,6 +278,14 @@ class TableEncoder:
                 warnings.warn(text, stacklevel=2)
                 told.add(key)
         return np.concatenate(features, axis=1, dtype=np.float32)
+
+    def wrong_cells(self, table: Mapping[str, Cells], start: int = 0) -> dict[int, str]:
+        """The places of rows that `transform` refuses, and what is wrong with the first such cell of each."""
+        found: dict[int, str] = {}
+        for column in self.columns:
+            for place, told in column.wrong_cells(table[column.name], start) if column.name in table else ():
+                found.setdefault(place, told)
+        return found
 
     def encode(self, samples: Any) -> Any:
         """Features of a data frame, of `{column: cells}` or of `[{column: cell}, ...]`; what is none of these stays."""

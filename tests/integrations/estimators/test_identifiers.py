@@ -68,6 +68,7 @@ def test_nothing_to_learn_from_is_an_error():
 def test_texts_that_mean_numbers_are_an_error(rows, form, kind):
     values = np.random.default_rng(0).uniform(0, 20_000, rows)
     X, y = visits(rows, amount=[form.format(value) for value in values])
-    fix = r"; or leave the column out \(X.drop\(columns=\['amount'\]\)\)"
+    fix = r"; or keep them as categories \(X.astype\({'amount': 'category'}\)\)"
+    fix += r", or leave the column out \(X.drop\(columns=\['amount'\]\)\)"
     with pytest.raises(InputError, match=f"'amount' holds texts such as .* that look like {kind}: .*{fix}"):
         RFDLCClassifier().fit(X, y)

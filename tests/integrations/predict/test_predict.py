@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
+import pandas
 import pytest
 from PIL import Image
 from pyarrow import parquet
@@ -79,7 +80,6 @@ def test_a_folder(run, photos, tmp_path, kind):
 
 
 def test_actions(run, photos, tmp_path):
-    import pandas
 
     model = rfdlc.Model.load(run, device="cpu")
     utility = rfdlc.Utility.tail_sensitive(model.classes).with_abstain(0.5)
@@ -102,7 +102,6 @@ def test_actions(run, photos, tmp_path):
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_probabilities_are_never_corrected_twice(run, photos, tmp_path, kind):
     """A file says whether its numbers are raw or corrected; also after a round trip through pandas."""
-    import pandas
 
     model = rfdlc.Model.load(run, device="cpu")
     decider = model.decider.replace(train_prior="train", target_prior="uniform")
@@ -530,7 +529,6 @@ def patients(tmp_path_factory):
 
 
 def test_tables(patients, tmp_path):
-    import pandas
 
     frame = pandas.DataFrame({"age": [39.0, None, 61.0] * 9, "colour": ["blue", "green", None] * 9})
     frame["patient_id"], frame["Split"] = [f"q{i}" for i in range(27)], ["train", "test", "test"] * 9
@@ -552,7 +550,6 @@ def test_tables(patients, tmp_path):
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_columns_are_kept_by_row(patients, tmp_path, kind):
     """Also those of one split and in other types; and the result is decided per day, though it has other columns."""
-    import pandas
 
     rng = np.random.default_rng(1)
     frame = pandas.DataFrame({"age": rng.normal(50, 10, 60), "colour": rng.choice(["blue", "red"], 60)})
@@ -592,6 +589,34 @@ def test_columns_of_a_list_of_images_are_kept_without_broken_ones(run, tmp_path)
     with done.path.open(newline="") as file:
         found = [(row["id"], row["site"]) for row in csv.DictReader(file)]
     assert found == [(f"{i}.png", f"site {i}") for i in range(20) if i not in (0, 7, 13)]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_rows_that_cannot_be_read_are_left_out_if_asked(patients, tmp_path, named):
+    """The others have the scores that they have alone, and the ids or numbers of their rows."""
+    frame = pandas.read_csv(patients / "train.csv", dtype=str)[:20].drop(columns="ill")
+    frame = frame if named else frame.drop(columns="patient_id")
+    frame.to_csv(tmp_path / "fine.csv", index=False)
+    broken = frame.copy()
+    broken.loc[3, "age"], broken.loc[7, "age"] = "unknown", "1e39"
+    broken.to_csv(tmp_path / "new.csv", index=False)
+    told = (
+        "new.csv: column 'age' holds numbers in the training data, but here 'unknown' in row 4; or leave such rows out"
+    )
+    with pytest.raises(rfdlc.InputError, match=told):
+        rfdlc.predict(patients / "run", tmp_path / "new.csv", tmp_path / "p.csv")
+    rfdlc.predict(patients / "run", tmp_path / "fine.csv", tmp_path / "fine-p.csv")
+    done = rfdlc.predict(patients / "run", tmp_path / "new.csv", tmp_path / "p.csv", skip_broken=True)
+    assert (done.samples, done.skipped) == (len(frame) - 2, 2)
+    why = done.skipped_file.read_text().splitlines()
+    assert "'unknown' in row 4" in why[0]
+    assert "too large value in row 8 (1e39)" in why[1]
+    found, expected = pandas.read_csv(done.path, dtype={"id": str}), pandas.read_csv(tmp_path / "fine-p.csv")
+    ids = frame["patient_id"] if named else pandas.Series(range(1, len(frame) + 1)).astype(str)
+    assert found["id"].tolist() == ids.drop([3, 7]).tolist()
+    classes = json.loads((patients / "run" / "classes.json").read_text())["names"]
+    left = expected[classes].drop([3, 7]).to_numpy()
+    np.testing.assert_allclose(found[classes].to_numpy(), left, rtol=1e-5)
 
 
 def test_columns_that_cannot_be_kept(patients, run, photos, tmp_path):
@@ -748,7 +773,6 @@ def test_groups_of_a_run_are_groups_of_its_predictions(tmp_path):
 
 @pytest.mark.parametrize(("kind", "raw"), [("parquet", False), ("csv", False), ("parquet", True)])
 def test_a_budget_is_kept_exactly_over_all_parts(run, photos, tmp_path, kind, raw, monkeypatch):
-    import pandas
 
     decider = rfdlc.Decider.load(run)
     held = rfdlc.Predictions.load(run / "held-out.npz")

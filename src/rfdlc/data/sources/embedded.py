@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.cells import text_column
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.sources.arrays import from_arrays
 from rfdlc.data.sources.table import classes_of, rows_of_splits, split_column
-from rfdlc.data.table import text_column
 from rfdlc.errors import expect, listing
 from rfdlc.files import parse_json
 from rfdlc.tables import PARQUET, bounded, reading

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
+from rfdlc.data.cells import text_column
 from rfdlc.data.dataset import Dataset, by_reason
 from rfdlc.data.frames import list_of
 from rfdlc.data.images import SUFFIXES, PackedText
@@ -26,7 +27,6 @@ from rfdlc.data.sources.table import (
     single_columns,
     split_column,
 )
-from rfdlc.data.table import text_column
 from rfdlc.errors import InputError, expect
 from rfdlc.tables import CsvFile, is_table, open_table, read_columns, split_name
 

@@ -11,25 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.columns import FEW_CATEGORIES, check_texts, codes_of, identifies, identities
+from rfdlc.data.cells import MOST_CATEGORIES, Column, as_numbers, holds_codes, parse_column, text_column
+from rfdlc.data.columns import FEW_CATEGORIES, check_texts, codes_of, identifies, identities, parse_columns
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
-from rfdlc.data.frames import CLASS, columns_of, list_of, with_items
+from rfdlc.data.frames import CLASS, categorical, columns_of, list_of, with_items
 from rfdlc.data.inspection import leaking_columns
 from rfdlc.data.longtail import far_from_asked, hold_out_indices
 from rfdlc.data.sources.image_files import is_image
-from rfdlc.data.table import (
-    MOST_CATEGORIES,
-    OUTSIDE,
-    Column,
-    ColumnCode,
-    TableEncoder,
-    as_numbers,
-    holds_codes,
-    parse_column,
-    strays_among,
-    text_column,
-)  # fmt: skip
+from rfdlc.data.table import OUTSIDE, ColumnCode, TableEncoder, strays_among
 from rfdlc.dates import is_date
 from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import open_table, read_columns, split_name
@@ -48,10 +38,13 @@ DATED = (
 
 def read(
     source: Any, *, target: str | None = None, groups: str | None = None, split: str | None = None,
-    drop: Sequence[str] = (), skip_broken: bool = False, test_fraction: float = 0.2, seed: int = 0,
-    time: str | None = None,
+    drop: Sequence[str] = (), categories: Sequence[str] = (), skip_broken: bool = False, test_fraction: float = 0.2,
+    seed: int = 0, time: str | None = None,
 ) -> Dataset:  # fmt: skip
-    """One row per sample; `target`, `groups`, `split`, `drop`, `time` name columns. Training rows give the encoding."""
+    """One row per sample; `target`, `groups`, `split`, `time`, `drop`, `categories` name columns.
+
+    Training rows give the encoding. Categories may be numbers, such as codes, which are then no quantities.
+    """
     where = str(source) if isinstance(source, Path) else "data frame"
     table = read_columns(source, of_samples=True) if isinstance(source, Path) else columns_of(source)
     if isinstance(source, dict | tuple | list):
@@ -60,7 +53,7 @@ def read(
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
     single = single_columns(table, drop)
     table = {column: cells for column, cells in table.items() if list_of(column) not in drop}
-    target, found = check_roles(where, table, target, groups, split, time, *single)
+    target, found = check_roles(where, table, target, groups, split, time, *single, *categories)
     if "column 1" in table:
         found.append("the first line holds values and was read as a row: columns are called column 1, column 2, ...")
     table, absent = _with_class(where, table, target, skip_broken)
@@ -78,11 +71,12 @@ def read(
         notes.append(note)
     elif column is not None:
         positions = rows_of_splits(where, column, table.pop(column))
-    columns = {name: parse_column(name, cells) for name, cells in table.items()}
+    coded = {*categories, *_typed_categories(source, table)}
+    columns = parse_columns(table, coded)
     dates = [name for name, own in columns.items() if own.dtype.kind == "M"] if any(map(list_of, columns)) else []
     notes += [DATED.format(name) for name in dates if columns.pop(name) is not None]
-    check_texts(columns)
-    ids, identity, left_out = identities(table, columns)
+    check_texts(columns, categories=coded)
+    ids, identity, left_out = identities(table, columns, categories=categories)
     listed = ["if these are image files, name their folder with --root DIR"] if ids and is_image(ids[0]) else []
     told = "; ".join(["", *left_out, *notes, *listed])
     expect(columns, f"{where}: no column is left to learn from beside the target {target!r}{told}")
@@ -92,7 +86,8 @@ def read(
         kept, held = hold_out_indices(labels, test_fraction, seed, group_of, first)
         positions, told = {"train": kept, "test": held}, HELD_OUT.format(len(held), len(labels), seed)
         notes = [told, *far_from_asked(labels, names, group_of, held, test_fraction), *notes]
-    encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
+    train = positions["train"]
+    encoder = TableEncoder.fit({name: column[train] for name, column in columns.items()}, categories=coded)
     encoder = replace(encoder, identity=identity)
     known = {OUTSIDE.format(name, "") for name in columns}  # metrics show what far values of a test split do
     whole = Split(encoder.transform(columns, told=known), labels, ids, group_of)
@@ -117,6 +112,15 @@ def _with_class(where: str, table: Table, target: str, skip_broken: bool) -> tup
         return table, []
     kept = np.setdiff1d(np.arange(len(table[target])), np.array(absent) - 1)
     return {name: cells.take(kept) for name, cells in table.items()}, absent
+
+
+def _typed_categories(source: Any, table: Table) -> set[str]:
+    """Columns of a data frame or a file whose types say that they hold categories, unless these are too many."""
+    parts = source.values() if isinstance(source, dict) else [source]
+    frames = [part[0] if isinstance(part, tuple | list) else part for part in parts]
+    marked = set[str]().union(*map(categorical, frames))
+    marked |= {name for name, cells in table.items() if str(getattr(cells, "type", "")).startswith("dictionary")}
+    return {name for name in marked & {*table} if len({*text_column(table[name])}) <= MOST_CATEGORIES}
 
 
 def _readable(table: Table, drop: Sequence[str], lists: bool) -> tuple[Table, list[str]]:
@@ -204,8 +208,8 @@ def check_roles(where: str, table: Table, target: str | None, *others: str | Non
     for name in roles:
         known = f"expected one of {listing(columns)}{suggestion(name, table)}"
         expect(name in table, f"{where}: column {name!r} does not exist: {known}")
-        once = f"column {name!r} is named twice: expected another column for each of target, groups, split, time, drop"
-        expect(roles.count(name) == 1, f"{where}: {once}")
+        once = "expected another column for each of target, groups, split, time, drop, categories"
+        expect(roles.count(name) == 1, f"{where}: column {name!r} is named twice: {once}")
     return target, found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rfdlc.data.table import as_text
+from rfdlc.data.cells import as_text
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect, listing
 

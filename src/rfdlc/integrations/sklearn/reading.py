@@ -10,7 +10,7 @@ from scipy.sparse import issparse
 from sklearn.utils.validation import check_array, validate_data
 
 from rfdlc.data.columns import without_identities
-from rfdlc.data.frames import frame_columns, list_of, with_items
+from rfdlc.data.frames import categorical, frame_columns, list_of, with_items
 from rfdlc.data.table import TableEncoder, blurred
 from rfdlc.errors import expect, listing
 
@@ -24,7 +24,7 @@ class ReadingMixin:
         """Finite features (N, F), dense or sparse: texts, dates and missing values as `rfdlc train` encodes them."""
         X = self._without_names(X, reset)
         if reset:
-            self.encoder_ = TableEncoder.fit(_columns(X), "X") if _needs_encoding(X) else None
+            self.encoder_ = TableEncoder.fit(_columns(X), "X", categorical(X)) if _needs_encoding(X) else None
         encoder = getattr(self, "encoder_", None)  # pickles of earlier versions have none
         by_name = hasattr(X, "columns") and (reset or hasattr(self, "feature_names_in_"))
         if encoder is not None and (by_name or not _holds_numbers(encoder)):
@@ -43,7 +43,11 @@ class ReadingMixin:
         """A data frame without the columns that only named rows in training; `fit` learns which these are."""
         if reset:
             columns = _columns(X) if hasattr(X, "columns") else {}
-            kept = {list_of(name) or name for name in without_identities(columns, "X")} if columns else set()
+            kept = (
+                {list_of(name) or name for name in without_identities(columns, "X", categorical(X))}
+                if columns
+                else set()
+            )
             self.left_out_ = tuple(name for name in map(str, getattr(X, "columns", ())) if name not in kept)
         if not hasattr(X, "columns") or not (left_out := getattr(self, "left_out_", ())):  # earlier pickles have none
             return X
@@ -84,6 +88,8 @@ def _by_place(X: NDArray[Any], names: Sequence[object]) -> dict[str, NDArray[Any
 
 def _needs_encoding(X: Any) -> bool:
     """Whether X is a data frame with columns that are not numbers, or with missing ones."""
+    if categorical(X):
+        return True
     columns = [np.asarray(X[name]) for name in X.columns] if hasattr(X, "columns") else []
     kinds = [column.dtype.kind for column in columns]
     return any(k not in "iufb" or (k == "f" and np.isnan(c).any()) for k, c in zip(kinds, columns, strict=True))

@@ -15,7 +15,6 @@ AUGMENTED = (
     ("crop", 0.0), ("none", 0.0), ("crop-flip", 0.0), ("crop-flip", 0.4), ("randaugment", 0.0),
     ("crop-randaugment", 0.0), ("crop", 0.4), ("randaugment", 0.4),
 )  # fmt: skip
-PLAIN: Settings = {"prior_tau": "", "head": "linear"}  # cross-entropy: the prior is divided out afterwards
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
 OTHER_HEAD = {"cosine": "linear", "linear": "cosine"}
 
@@ -36,13 +35,11 @@ def find_candidates(trainer: Trainer, run: Run) -> list[Settings]:
 
 
 def variations(trainer: Trainer, run: Run) -> list[Settings]:
-    """What is changed in the best settings: a lower rate, and plain networks or another head."""
+    """What is changed in the best settings: a lower rate, or another head."""
     config, given, mixes = run.config, run.given, run.method.mixes
     others: list[Settings] = [{"learning_rate": 0.3 * config.learning_rate}]
     random = config.head_init == "random"
-    if trainer.data.kind == "images" and mixes and random and not PLAIN.keys() & given:
-        others.append(PLAIN)
-    elif config.head in OTHER_HEAD and mixes and (random or config.head == "cosine"):
+    if config.head in OTHER_HEAD and mixes and (random or config.head == "cosine"):
         others.append({"head": OTHER_HEAD[config.head]})
     return [own for own in others if not own.keys() & given]
 

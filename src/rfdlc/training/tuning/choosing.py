@@ -7,7 +7,7 @@ from rfdlc.training.trial_plan import Rung, Settings, TrialPlan
 from rfdlc.training.tuning.candidates import missing_regularisers
 from rfdlc.training.tuning.planning import LONG_EPOCHS
 
-CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial; plain networks need no such margin
+CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial
 STEEPEST = 0.7  # the least factor by which a loss is expected to fall again: those near chance fall fast for a while
 UNCERTAIN = 2  # standard errors: as much better must a variation be, or a trial that regularises less
 LESS = 0.75  # of what twice the epochs gain, twice as many again gain
@@ -63,7 +63,7 @@ def _best_variation(rung: Rung, error: float) -> Settings:
     (first, lowest), *others = rung.pairs
     best = first
     for own, loss in others:
-        needed = (loss + UNCERTAIN * error) / (1 if "prior_tau" in own else CLEARLY)
+        needed = (loss + UNCERTAIN * error) / CLEARLY
         if needed < lowest:
             best, lowest = own, needed
     return best
