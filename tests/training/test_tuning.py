@@ -469,6 +469,8 @@ def test_long_trainings_with_randaugment_are_regularised_more_than_trials_can_sh
     )):  # fmt: skip
         config = tuned(tmp_path / str(number), places(300), **settings).config
         assert {name: getattr(config, name) for name in names} == {"augment": "randaugment", **changed}
+        varied = [rung.get("varies", False) for rung in read(tmp_path / str(number))["rungs"]]
+        assert any(varied) == (changed is usual)  # trials without these settings do not say what is best with them
 
 
 def test_standard_errors_are_those_of_differences_on_the_same_samples():
@@ -481,6 +483,26 @@ def test_standard_errors_are_those_of_differences_on_the_same_samples():
     assert errors[0] == pytest.approx(naive, rel=1e-9)
     assert errors[0] == pytest.approx(0.5 * 2**0.5 / 20, rel=0.1)
     assert standard_errors([None]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "budget"),
+    [
+        ({}, "cpu", 600),
+        ({"particles": 2}, "cpu", 600),
+        ({"epochs": 3}, "cpu", 0),
+        ({"backbone": "resnet8"}, "cpu", 0),
+        ({"budget": "1h"}, "cpu", 3600),
+        ({"budget": 0}, "cpu", 0),
+        ({"tune": "off"}, "cpu", 0),
+        ({}, "cuda", 0),
+    ],
+)
+def test_images_on_a_cpu_have_a_budget_where_nothing_says_how_long(tmp_path, monkeypatch, given, device, budget):
+    monkeypatch.setattr("rfdlc.training.tuning.choose_device", lambda wanted: torch.device(device))
+    monkeypatch.setattr("rfdlc.training.train.tune", lambda trainer, run: None)
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    assert rfdlc.train(places(60), "rf-dlc", tmp_path / "run", **given).config.budget == budget
 
 
 def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):

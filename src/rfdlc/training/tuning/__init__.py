@@ -16,6 +16,7 @@ from rfdlc.errors import expect
 from rfdlc.progress import announce, live
 from rfdlc.training.config import SAFETY, TABULAR, TrainConfig
 from rfdlc.training.measuring import seconds_per_epoch, unwritten
+from rfdlc.training.model import choose_device
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer, TrainingInterrupted
@@ -24,6 +25,8 @@ from rfdlc.training.tuning.choosing import choose_settings
 from rfdlc.training.tuning.planning import SHARE, epochs_of_each, plan_trials
 from rfdlc.training.tuning.trying import try_in_time, written_out
 
+CPU_BUDGET = 600.0  # seconds of images on a CPU, where nothing that is given says how long they may take
+LENGTHS = frozenset(("budget", "epochs", "backbone"))
 LOOKED_AT = 2.0  # seconds, to say how long a training without a budget takes
 
 
@@ -41,7 +44,10 @@ def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainC
     trials = ("tune",) if table else ("tune", "budget")  # the budget of a table leaves out candidates
     asked = [name for name in trials if name in given and getattr(config, name) not in ("off", 0)]
     expect(not (asked and reason), f"{''.join(asked[:1])} {reason}")
-    return config.replace(tune="off", budget=config.budget if table else 0) if reason else config
+    if reason:
+        return config.replace(tune="off", budget=config.budget if table else 0)
+    hours = config.tune == "auto" and choose_device(config.device).type == "cpu" and LENGTHS.isdisjoint(given)
+    return config.replace(budget=CPU_BUDGET) if hours else config
 
 
 def tune(trainer: Trainer, run: Run) -> None:

@@ -79,7 +79,8 @@ def _measured(
 ) -> Speed:
     """The speed of a run; where steps take too long, the cost of trials is what is expected."""
     budget, cost = run.config.budget, relative_cost(trainer, run, net)
-    announce(f"measuring  steps, for a budget of {budget:g} s")
+    usual = "" if "budget" in run.given else ", as usual for images on a CPU: --budget changes it"
+    announce(f"measuring  steps, for a budget of {budget:g} s{usual}")
     with live(None, "measuring steps") as show:
         seconds = seconds_per_epoch(trainer, [unwritten(run, run.config)], most, show)
         measured = time.perf_counter() - began
