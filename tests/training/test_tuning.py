@@ -469,8 +469,13 @@ def test_long_trainings_with_randaugment_are_regularised_more_than_trials_can_sh
     )):  # fmt: skip
         config = tuned(tmp_path / str(number), places(300), **settings).config
         assert {name: getattr(config, name) for name in names} == {"augment": "randaugment", **changed}
-        varied = [rung.get("varies", False) for rung in read(tmp_path / str(number))["rungs"]]
-        assert any(varied) == (changed is usual)  # trials without these settings do not say what is best with them
+    for batch_size, varies in (
+        (8, False),
+        (64, True),
+    ):  # trials without these settings do not say what is best with them
+        path = tmp_path / f"batches of {batch_size}"
+        rfdlc.train(places(300), "rf-dlc", path, widths=32, epochs=260, batch_size=batch_size)
+        assert any(rung.get("varies") for rung in read(path)["rungs"]) == varies
 
 
 def test_standard_errors_are_those_of_differences_on_the_same_samples():
