@@ -17,7 +17,7 @@ from rfdlc.tables import is_number
 
 IDENTIFIES = (
     "column {0!r} is an identifier by its name ({1:,} values in {2:,} rows) and was left out: a model would memorise "
-    "it; if rows of one value belong together, as visits of a patient do, use {3}"
+    "it; if rows of one value belong together, as visits of a patient do, use {3}; {4}"
 )
 FILES = (
     "column {0!r} holds {1:,} names of images in {2:,} rows and was left out: a model would memorise them; if rows of "
@@ -84,10 +84,11 @@ def identities(
         if None not in texts and (share > NAMING or _differ_unless_copies(different, columns)):
             every = "every row" if share == 1 else f"{share:.1%} of the rows"
             reason = "it names rows and says nothing about the class"
+            reason += f"; {_keeping(name)}" if columns[name].dtype != object else ""  # numbers, left out by the name
             notes.append(f"column {name!r} has a different value in {every} and was left out: {reason}")
             ids, identity = ids or (texts if share == 1 else None), identity or name
         elif different > fewest and (told := _memorised(name, columns[name])):
-            notes.append(told.format(name, different, len(texts), grouping(name, frame)))
+            notes.append(told.format(name, different, len(texts), grouping(name, frame), _keeping(name)))
             warnings.warn(notes[-1], stacklevel=4)
         else:
             continue
@@ -105,6 +106,11 @@ def without_identities(cells: Mapping[str, Any], frame: str) -> list[str]:
         warnings.warn(note, stacklevel=6)
     expect(columns, f"{frame} has no column to learn from: {'; '.join(notes)}")
     return [*columns]
+
+
+def _keeping(name: str) -> str:
+    """How to keep a column that is left out by its name."""
+    return f"to keep it as a feature, rename it, for example to {f'{name}_feature'!r}"
 
 
 def _memorised(name: str, column: Column) -> str:
