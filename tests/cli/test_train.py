@@ -242,7 +242,7 @@ def test_predict_hands_over_and_answers_with_sets_as_decide_does(tmp_path, folde
     ):
         with pytest.raises(InputError, match=message):
             run("predict", folder, "digits-lt", "-o", tmp_path / "q.csv", *words)
-    with pytest.raises(InputError, match="decider: for tables"):
+    with pytest.raises(InputError, match=r"takes no decider \(sets, budget, unfamiliar\): write a table"):
         run("predict", folder, "digits-lt", "-o", tmp_path / "q.npz", "--sets", "u65")
 
 
