@@ -61,6 +61,19 @@ def test_without_an_alarm_the_exit_code_is_zero(place, run):
     assert "Nothing has changed" in shown
 
 
+def test_labels_of_predictions_are_said_to_be_of_no_use_here(place, run):
+    z, y = model(np.random.default_rng(5), 2000)
+    shown = []
+    for targets in (None, y, y[::-1]):
+        Predictions(logits=z, targets=targets, classes=CLASSES).save(place / "labelled.npz")
+        given = "watch", place / "labelled.npz", "-r", place / "held.npz", "--decider", place / "decider.json", "--json"
+        shown.append(json.loads(run(*given, "-o", place / "s.html")[1]))
+    plain, *labelled = [each.pop("verdict") for each in shown]
+    said = "2,000 labels (`target`) are not used here: `rfdlc evaluate` with the same decider compares decisions "
+    assert labelled == [[*plain, f"{said}with them."]] * 2
+    assert shown[0] == shown[1] == shown[2]  # it is true
+
+
 def test_what_label_shift_does_not_explain_is_not_trusted(place):
     out = place / "b.html"
     watched = rfdlc.watch(place / "blurred.npz", place / "held.npz", out, decider=place / "decider.json", window=500)

@@ -20,7 +20,7 @@ from rfdlc.decide.predictions import Predictions, encode_targets
 from rfdlc.decide.priors import estimate_prior
 from rfdlc.decide.rules import UNFAMILIAR
 from rfdlc.decide.sets import PredictionSets
-from rfdlc.errors import InputError, counted, expect, listing
+from rfdlc.errors import InputError, are, counted, expect, listing
 from rfdlc.files import parse_json
 from rfdlc.progress import track
 from rfdlc.tables import open_table, parquet_files, read_numbers
@@ -45,6 +45,7 @@ class Log:
     rows: Indices | None = None  # of decisions with labels
     targets: Indices | None = None
     propensity: NDArray[np.float64] | None = None
+    unused: int = 0  # labels of predictions: estimates and tests do without
 
 
 def read_log(source: str | Path, decider: str | Path | Decider | None = None, logits: bool = False) -> Log:
@@ -60,7 +61,8 @@ def read_log(source: str | Path, decider: str | Path | Decider | None = None, lo
         twice = "these probabilities are calibrated and corrected already, and the decider would do so again"
         fix = "write raw ones (rfdlc predict RUN DATA --raw --out FILE), or give a log of decisions"
         expect(not (changes and predictions.scores.corrected), f"{place}: {twice}: {fix}")
-        return Log(given, feedback.decider_version(given), monitoring.Decided.of(given, predictions))
+        unused = 0 if predictions.targets is None else len(predictions)
+        return Log(given, feedback.decider_version(given), monitoring.Decided.of(given, predictions), unused=unused)
     expect(parquet_files(place), f"{place}: has no decisions yet: the server writes them every minute, and at its end")
     file = open_table(place)
     absent = [name for name in (*COLUMNS, "time") if name not in file.names]
@@ -168,7 +170,10 @@ class Watch:
     def _labelled(self) -> list[str]:
         found = self.realised
         if found is None:
-            return []
+            told = (
+                f"{counted(self.log.unused, 'label')} (`target`) {are(self.log.unused)} not used here: `rfdlc evaluate`"
+            )
+            return [f"{told} with the same decider compares decisions with them."] if self.log.unused else []
         lines = [f"{found.labelled:,} labels: {found.words}; "
                  f"{found.promise}."]  # fmt: skip
         for option in [each for each in self.options if each.pays][:1]:
