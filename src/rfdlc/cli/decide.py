@@ -336,7 +336,7 @@ def mislabelled(
     against = f"{found.strong:,} of {len(predictions):,} labels {have} strong evidence against {them}"
     against += f" ({shown} {are(shown)} shown)" if shown else ""
     lines = [f"{against}, {weak:,} more have weak evidence ({f'{out} has' if out else '--out FILE writes'} all)."]
-    right = f"The model is right for {found.accuracy:.0%} of the held-out samples, by their labels"
+    right = f"The model is right for {found.accuracy:.0%} of these samples, by their labels"
     lines += [right + (": most suspects will be its own mistakes." if found.accuracy < WEAK else ".")]
     lines += ["Where classes overlap, right labels are among the suspects, too: look at each."] if found.strong else []
     lines += [f"Not judged, as they have one or two samples: {listing(found.unjudged)}."] if found.unjudged else []

@@ -49,7 +49,8 @@ NEEDS_SETS = (
 )
 NEEDS_TRAIN_PRIOR = (
     "a target prior needs the training prior (train_prior, --train-prior) that the scores carry: 'train' for a plainly "
-    "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a calibration with biases, fitted"
+    "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a calibration "
+    "with biases, fitted (--calibrate FILE)"
 )
 SETS_DROPPED = (
     "{} changed: the sets were fitted to other probabilities and are left out: fit them again (Decider.fit_sets, "

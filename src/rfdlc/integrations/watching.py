@@ -20,10 +20,10 @@ from rfdlc.decide.predictions import Predictions, encode_targets
 from rfdlc.decide.priors import estimate_prior
 from rfdlc.decide.rules import UNFAMILIAR
 from rfdlc.decide.sets import PredictionSets
-from rfdlc.errors import InputError, are, counted, expect, listing
+from rfdlc.errors import InputError, counted, expect, listing
 from rfdlc.files import parse_json
 from rfdlc.progress import track
-from rfdlc.tables import open_table, parquet_files, read_numbers
+from rfdlc.tables import is_table, open_table, parquet_files, read_numbers
 
 DECIDERS, LABELS = "deciders", "feedback.jsonl"  # in the folder of a log
 SECONDS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -45,7 +45,7 @@ class Log:
     rows: Indices | None = None  # of decisions with labels
     targets: Indices | None = None
     propensity: NDArray[np.float64] | None = None
-    unused: int = 0  # labels of predictions: estimates and tests do without
+    unused: bool = False  # whether predictions have labels: estimates and tests do without
 
 
 def read_log(source: str | Path, decider: str | Path | Decider | None = None, logits: bool = False) -> Log:
@@ -61,7 +61,7 @@ def read_log(source: str | Path, decider: str | Path | Decider | None = None, lo
         twice = "these probabilities are calibrated and corrected already, and the decider would do so again"
         fix = "write raw ones (rfdlc predict RUN DATA --raw --out FILE), or give a log of decisions"
         expect(not (changes and predictions.scores.corrected), f"{place}: {twice}: {fix}")
-        unused = 0 if predictions.targets is None else len(predictions)
+        unused = predictions.targets is not None or (is_table(place) and "target" in open_table(place).names)
         return Log(given, feedback.decider_version(given), monitoring.Decided.of(given, predictions), unused=unused)
     expect(parquet_files(place), f"{place}: has no decisions yet: the server writes them every minute, and at its end")
     file = open_table(place)
@@ -170,10 +170,8 @@ class Watch:
     def _labelled(self) -> list[str]:
         found = self.realised
         if found is None:
-            told = (
-                f"{counted(self.log.unused, 'label')} (`target`) {are(self.log.unused)} not used here: `rfdlc evaluate`"
-            )
-            return [f"{told} with the same decider compares decisions with them."] if self.log.unused else []
+            told = "Labels (`target`) are not used here: `rfdlc evaluate` with the same decider compares decisions "
+            return [f"{told}with them."] if self.log.unused else []
         lines = [f"{found.labelled:,} labels: {found.words}; "
                  f"{found.promise}."]  # fmt: skip
         for option in [each for each in self.options if each.pays][:1]:
