@@ -117,6 +117,13 @@ def test_a_table_that_predict_wrote_needs_raw_probabilities(place, run, fitted, 
     assert "--calibrate" not in told
 
 
+def test_predictions_are_not_a_log_to_recalibrate_from(place, run):
+    given = "recalibrate", place / "held.npz", "--decider", place / "decider.json", "-o", place / "new.json"
+    code, _, err = run(*given)
+    assert code == 2
+    assert "held.npz: is not a log of decisions: expected a folder of `rfdlc serve --log-decisions`" in err
+
+
 def labelled_log(folder, samples, mix):
     """A log of decisions for the prior MIX, each with the label of a sample that has the prior `mix`."""
     decider = Decider(Utility.one_hot(CLASSES), calibration=None, train_prior="train", target_prior="train")

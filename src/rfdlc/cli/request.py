@@ -28,7 +28,7 @@ CALIBRATORS = (
 CALIBRATE = "Held-out predictions with targets. Of several inputs: one for all but run folders, or one each, in order."
 SHARES = "`a=0.9,b=0.1`, or a CSV with columns class,share (or class,count)."
 TRAIN_PRIOR = f"Class prior of the scores: `train` (the counts), `uniform` (after reweighting), {SHARES}"
-TARGET_PRIOR = f"Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), {SHARES}"
+TARGET_PRIOR = f"Class prior to decide for: `train` (the default, if known), `uniform`, `estimate` (by EM), {SHARES}"
 NAME_OR_PATH = "A data set's name (`digits-lt`) or a path."
 Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATH)]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
@@ -175,7 +175,9 @@ class Request(UtilityRequest):
     rule: Annotated[str | None, Option(help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")] = None
     groups: Annotated[str | None, Option(metavar="COLUMN", help=DEPENDENT)] = None
     logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
-    decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
+    decider: Annotated[
+        Path | None, Option(help="A saved decider, or that of a run folder, instead of --calibrate and the priors.")
+    ] = None
     skip_unknown: Annotated[bool, Option("--skip-unknown", help=SKIP_UNKNOWN)] = False
 
     def prepare(

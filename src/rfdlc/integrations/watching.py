@@ -311,6 +311,9 @@ def recalibrate(
     InputError
         If the folder is not a log, or has too few labels.
     """
+    fix = "of predictions with labels, `rfdlc decide FILE --calibrate LABELLED --save-decider DECIDER` makes a decider"
+    logged = f"{source}: is not a log of decisions: expected a folder of `rfdlc serve --log-decisions`; {fix}"
+    expect((Path(source) / DECIDERS).is_dir(), logged)
     log = read_log(source, decider)
     absent = f"{source}: no labels of decisions of decider {log.version}: POST /feedback them first"
     expect(log.rows is not None, f"{absent}, or name an earlier decider by --decider" if log.left_out else absent)
