@@ -83,11 +83,10 @@ def share_line(budget: Any, handed: Any, unfamiliar: bool, samples: int = 0) -> 
     shown = (f"{name} {100 * share:.3g}%, handed over {handed[name]:.1%}" for name, share in budget.shares.items())
     least = listing(f"{name} {readable(price)} or more" for name, price in budget.prices.items())
     kept = f"by prices of held-out samples (a gain of {least}), which keep to it on average"
-    if samples and budget.too_few(samples):
-        few = f"{counted(samples, 'sample')} {are(samples)} too few for the share to be one of them"
-        kept = f"by its prices (a gain of {least}), as {few}"
-    elif samples:
-        kept = "of all samples as one batch"
+    if samples:
+        few = f"as {counted(samples, 'sample')} {are(samples)} too few for the share to be one of them"
+        priced = f"by its prices (a gain of {least}), {few}"
+        kept = priced if budget.too_few(samples) else "of all samples as one batch"
     return f"Budget: {'; '.join(shown)}; {kept}{', unfamiliar samples beside it' if unfamiliar else ''}."
 
 
