@@ -24,6 +24,16 @@ def grid(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
+def test_a_file_with_other_classes_than_the_first_one(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file, name in (("a.csv", "dog"), ("b.csv", "newt")):
+        (tmp_path / file).write_text(f"id,cat,{name},target\n1,0.5,0.5,cat\n")
+    code, _, err = run("compare", "a.csv", "b.csv")
+    assert code == 2
+    assert "b.csv: no column for class 'dog'" in err
+    assert err.endswith("or take the class out of the classes of the other inputs\n")
+
+
 def side(method, seeds=range(3)):
     return ",".join(f"runs/method={method},seed={seed}" for seed in seeds)
 

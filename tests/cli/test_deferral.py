@@ -41,8 +41,8 @@ def test_expert_and_budget(run, folder):
     assert {row["reason"] for row in handed} == {"expected utility"}
     over = [row for row in rows if row["reason"] == "over budget"]
     assert over
-    assert "Budget: total 5% of held-out samples, which gain " in out
-    assert f"; {len(over)} more samples are worth handing over." in out
+    told = "Budget: total 5%, handed over 5.0%; of all samples as one batch. "  # by no price of held-out samples
+    assert f"{told}{len(over)} more samples are worth handing over." in out
     confusion = [[0.8, 0.2, 0], [0.2, 0.8, 0], [0, 0, 1]]
     utility = Utility.one_hot(NAMES).with_expert("doctor", confusion=confusion, cost=0.05)
     val, test = Predictions.load("val.npz"), Predictions.load("test.npz")
@@ -76,7 +76,7 @@ def test_unfamiliar_samples(run, folder):
     flagged = [row for row in table("actions.csv") if row["reason"] == "unfamiliar"]
     assert {row["action"] for row in flagged} == {"abstain"}
     assert 4 <= len(flagged) <= 40
-    assert f"{len(flagged)} unfamiliar; false alarms among held-out samples: all" in out
+    assert f"{len(flagged)} unfamiliar; false alarms among held-out samples, classes counting equally: all" in out
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_an_action_may_have_day_in_its_name(run, folder):
     words = ("test.npz", "--calibrate", "val.npz", "--expert", "day_team.csv")
     code, out, err = run("decide", *words, "--budget", "day_team=5%")
     assert code == 0, err
-    assert "Budget: day_team 5% of held-out samples" in out
+    assert "Budget: day_team 5%, handed over 5.0%; of all samples as one batch." in out
     code, _, err = run("evaluate", *words, "--budget", "9/day")
     assert code == 2
     assert "--budget 9/day is for `rfdlc decide` of one file, with --time COLUMN" in " ".join(err.split())

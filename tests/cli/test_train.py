@@ -242,7 +242,7 @@ def test_predict_hands_over_and_answers_with_sets_as_decide_does(tmp_path, folde
     ):
         with pytest.raises(InputError, match=message):
             run("predict", folder, "digits-lt", "-o", tmp_path / "q.csv", *words)
-    with pytest.raises(InputError, match="decider: for tables"):
+    with pytest.raises(InputError, match=r"takes no decider \(sets, budget, unfamiliar\): write a table"):
         run("predict", folder, "digits-lt", "-o", tmp_path / "q.npz", "--sets", "u65")
 
 
@@ -281,8 +281,8 @@ def test_a_predicted_table_is_decided_again_with_its_budget(tmp_path, folder):
     with (tmp_path / "actions.csv").open(newline="") as file:
         handed = [row["action"] == "abstain" for row in csv.DictReader(file)]
     assert np.flatnonzero(handed).tolist() == sorted(np.argsort(-gains, kind="stable")[:22].tolist())  # of 450
-    assert "Budget: total 5% of these samples, which gain " in shown
-    assert f"; {(gains > 0).sum() - 22} more samples are worth handing over" in shown
+    assert "Budget: total 5%, handed over 4.9%; of all samples as one batch. " in shown
+    assert f" {(gains > 0).sum() - 22} more samples are worth handing over" in shown
     with pytest.raises(InputError, match=r"corrected already.*: decide them without --decider, --calibrate and priors"):
         run("decide", table, *words, "--decider", folder)
     with pytest.raises(InputError, match=r"corrected already.*rfdlc predict --raw"):

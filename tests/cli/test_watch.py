@@ -3,7 +3,9 @@
 import json
 
 import numpy as np
+import pandas
 import pytest
+from scipy.special import softmax
 
 import rfdlc
 from rfdlc import Classes, Decider, Predictions, Utility
@@ -61,6 +63,20 @@ def test_without_an_alarm_the_exit_code_is_zero(place, run):
     assert "Nothing has changed" in shown
 
 
+def test_labels_of_predictions_are_said_to_be_of_no_use_here(place, run):
+    z, y = model(np.random.default_rng(5), 2000)
+    table, shown = pandas.DataFrame(softmax(z, axis=1), columns=CLASSES.names), []
+    names = np.array(CLASSES.names)[y]
+    for targets in (None, names, np.where(np.arange(2000) < 1500, "", names[::-1])):  # some come late
+        table.assign(**({} if targets is None else {"target": targets})).to_csv(place / "labelled.csv", index=False)
+        given = "watch", place / "labelled.csv", "-r", place / "held.npz", "--decider", place / "decider.json", "--json"
+        shown.append(json.loads(run(*given, "-o", place / "s.html")[1]))
+    plain, *labelled = [each.pop("verdict") for each in shown]
+    said = "Labels (`target`) are not used here: `rfdlc evaluate` with the same decider compares decisions "
+    assert labelled == [[*plain, f"{said}with them."]] * 2
+    assert shown[0] == shown[1] == shown[2]  # it is true
+
+
 def test_what_label_shift_does_not_explain_is_not_trusted(place):
     out = place / "b.html"
     watched = rfdlc.watch(place / "blurred.npz", place / "held.npz", out, decider=place / "decider.json", window=500)
@@ -99,6 +115,13 @@ def test_a_table_that_predict_wrote_needs_raw_probabilities(place, run, fitted, 
     told = " ".join(told.split())
     assert "calibrated and corrected already, and the decider would do so again: write raw ones (rfdlc predict" in told
     assert "--calibrate" not in told
+
+
+def test_predictions_are_not_a_log_to_recalibrate_from(place, run):
+    given = "recalibrate", place / "held.npz", "--decider", place / "decider.json", "-o", place / "new.json"
+    code, _, err = run(*given)
+    assert code == 2
+    assert "held.npz: is not a log of decisions: expected a folder of `rfdlc serve --log-decisions`" in err
 
 
 def labelled_log(folder, samples, mix):

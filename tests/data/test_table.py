@@ -81,6 +81,21 @@ def test_the_encoding_is_plain_data_for_new_rows(path: Path) -> None:
     assert again.transform({**new, "age": ["", "?"]})[:, :2].tolist() == [[40, 1], [40, 1]]
 
 
+def test_a_note_says_how_to_keep_a_column_that_is_left_out_by_its_name(tmp_path: Path) -> None:
+    for name in ("order_id", "order_id_feature"):
+        rows = [f"t{k},{500 - k},{k % 7},{'ab'[k % 2]}" for k in range(60)]
+        (tmp_path / "t.csv").write_text("\n".join([f"text,{name},visits,label", *rows]))
+        data = rfdlc.load(tmp_path / "t.csv")
+        assert data.encoder is not None
+        notes = [note for note in data.notes if "a different value in every row" in note]
+        assert notes[0].endswith("it names rows and says nothing about the class")  # whatever its name
+        if name == "order_id":
+            assert notes[1].endswith("; to keep it as a feature, rename it, for example to 'order_id_feature'")
+        else:
+            assert len(notes) == 1
+            assert name in data.encoder.features
+
+
 def test_digits_with_leading_zeros_are_codes(tmp_path: Path) -> None:
     rows = [f"{['01067', '10115', '00123'][k % 3]},{k % 7},{'ab'[k % 2]},{k:04d}" for k in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["zip,visits,label,number", *rows]))

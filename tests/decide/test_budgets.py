@@ -197,7 +197,9 @@ def test_batches_too_small_for_their_share_go_by_prices():
     assert (decider.decide(p[1000:1010], batch=True) == 3).sum() <= 1  # enough for one
     assert [decider.budget.too_few(count) for count in (1, 9, 10, 11)] == [True, True, False, False]
     told = share_line(decider.budget, {"total": 1.0}, False, 9)
-    assert told.endswith("; by its prices, as 9 samples are too few for the share to be one of them.")
+    price = f"(a gain of total {decider.budget.prices['total']:.4f} or more)"  # said where something is decided by it
+    assert told.endswith(f"; by its prices {price}, as 9 samples are too few for the share to be one of them.")
+    assert f"by prices of held-out samples {price}," in share_line(decider.budget, {"total": 0.1}, False)
     assert share_line(decider.budget, {"total": 0.1}, False, 10).endswith("; of all samples as one batch.")
     none = Decider(utility).fit_budget(p[:1000], np.arange(1000) % 3, budget=0)
     assert not none.budget.too_few(1)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc import InputError, Predictions
-from rfdlc.decide.comparison import Comparison, Difference, _holm, gain_over_argmax
+from rfdlc.decide.comparison import Comparison, Difference, _holm, compare_outcomes, gain_over_argmax
 from rfdlc.decide.metrics import METRICS
 
 NAMES = ["a", "b", "c"]
@@ -199,6 +199,10 @@ def test_tables_show_what_was_answered_where_something_abstains():
     answered = {METRICS[name].label for name in ("abstention_rate", "kept_accuracy")}
     assert not answered & {row[0] for row in rfdlc.compare(*sides, utility=utility).rows()}
     assert answered < {row[0] for row in rfdlc.compare(*sides, utility=utility.with_abstain(0.8)).rows()}
+    outcomes = [rfdlc.evaluate(sides[0], utility=each).outcomes for each in (utility, utility.with_abstain(0.8))]
+    for a, b in (outcomes, outcomes[::-1]):  # whichever side abstains
+        labels = [row[0] for row in compare_outcomes([a], [b]).rows()]
+        assert {"accuracy (abstained: wrong)", "balanced accuracy (abstained: wrong)"} < {*labels}
 
 
 def test_tables_show_neither_rounding_nor_a_p_value_of_0():

@@ -148,6 +148,31 @@ class TestCombination:
             decider.fit(p, y)
             decider.fit(rng.dirichlet(np.ones(3), 200), y)  # knows nothing, in any order
 
+    @pytest.mark.parametrize("prior", [[0.95, 0.05], [0.8, 0.12, 0.05, 0.03]])
+    def test_weights_of_rare_classes_are_not_another_order_of_columns(self, prior):
+        """Weighted scores take frequent classes for the rarest; with their columns permuted they do not."""
+        size, decider = len(prior), Decider(Utility.one_hot(len(prior)))
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            y = rng.choice(size, 2000, p=prior)
+            log_p = np.log(prior) + 2 * (2 * np.eye(size)[y] + rng.normal(size=(2000, size)))  # those of Bayes
+            for weight in (1, 20_000):  # of the rarest class, in the training
+                p = softmax(log_p + np.log([*[1] * (size - 1), weight]), axis=1)
+                assert weight == 1 or np.mean(p.argmax(axis=1) == y) < 0.35
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    decider.read_labelled(p, y)
+                with pytest.warns(UserWarning, match="the columns of the scores are right for"):
+                    decider.read_labelled(p[:, np.roll(np.arange(size), 1)], y)
+
+    def test_some_order_of_columns_fits_any_few_samples(self):
+        rng = np.random.default_rng(0)
+        y = rng.permutation(100)[:40]
+        p = softmax(np.eye(100)[y] + rng.normal(size=(40, 100)), axis=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Decider(Utility.one_hot(100)).read_labelled(p, y)
+
     def test_costs_taken_for_utilities_are_noticed(self):
         costs = [[0, 1, 5], [2, 0, 1], [9, 9, 0]]
         with pytest.warns(UserWarning, match="every right decision is worth the least of its row: if these are costs"):

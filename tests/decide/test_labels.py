@@ -143,7 +143,7 @@ def test_the_command_says_how_often_the_model_is_right(tmp_path):
         shown = " ".join(CliRunner().invoke(app, words, catch_exceptions=False).stdout.split())
         right = (p.argmax(1) == labels).mean()
         ending = ": most suspects will be its own mistakes." if name == "weak" else "."
-        assert f"The model is right for {right:.0%} of the held-out samples, by their labels{ending}" in shown
+        assert f"The model is right for {right:.0%} of these samples, by their labels{ending}" in shown
         told = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).stdout)
         assert told["accuracy"] == pytest.approx(right)
 

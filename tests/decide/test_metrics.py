@@ -362,10 +362,13 @@ class TestEvaluate:
             ("abstained", "50.00%"),
             ("accuracy where answered", "50.00%"),
         ]
+        assert ("balanced accuracy (abstained: wrong)", "16.67%") in rows  # 1 of 3, and 0 of 1
+        assert "macro F1 (abstained: wrong)" in dict(rows)
         shown = metrics_table({"test": result.to_dict()}).columns
         assert list(shown[0].cells)[:3] == [label for label, _ in rows[:3]]
         assert list(shown[1].cells)[:3] == ["0.250", "0.500", "0.500"]
         assert not {"abstained", "accuracy where answered"} & {row[0] for row in evaluate(p, y).rows()}
+        assert "(abstained" not in str(evaluate(p, y))
         assert evaluate(p, y).flat()["abstention_rate"] == 0
 
     def test_an_action_that_is_worth_the_same_for_every_class_keeps_its_promise(self):

@@ -198,7 +198,7 @@ def write(path, text):
         (",cat,dog,newt\n0,1,0,0\n", r"p.csv: column 1 has no name.*leave an index out \(index=False\), or call it id"),
         (
             "cat,dog,newt\n1,0,0\n0.5,0.5,0.3\n",
-            "p.csv: line 3 of the probabilities sums to 1.3.*; taken for classes: cat, dog, newt",
+            "p.csv: line 3 of the probabilities sums to 1.3.*; taken for classes: cat, dog, newt$",
         ),
         ("cat,dog,newt\n1,0,0\n\n1.2,0,-0.2\n", "p.csv: scores hold -0.2 in line 4, column 'newt': expected prob"),
         ("cat,dog,newt\n1,0,0\n1,nan,0\n", "p.csv: scores hold nan in line 3, column 'dog': expected prob"),
@@ -218,6 +218,7 @@ def test_bad_csv(tmp_path, text, message):
             "'dog' is not a number; every column but id and target is a class: leave others out",
         ),
         ("id,fraud,target\n7,0.4,1\n", r"p.csv: the class columns are fraud: .* add the other one \(1 - p\)"),
+        ("cat,dog,age\n0.4,0.6,40\n", r"sums to 41: .* for classes: cat, dog, age \(give their names by classes, --cl"),
     ],
 )
 def test_csv_that_lacks_a_class_or_has_one_too_many(tmp_path, text, message):

@@ -102,8 +102,9 @@ def decide(
             decider.save(beside)
     counts, value = np.bincount(found.action, minlength=len(found.actions)).tolist(), float(np.mean(found.value))
     changed = int((decider.utility.decided_class[found.action] != found.argmax).sum())
+    actions = dict(zip(found.actions, counts, strict=True))
     if json:
-        summary: dict[str, Any] = {"samples": len(found), "actions": dict(zip(found.actions, counts, strict=True))}
+        summary: dict[str, Any] = {"samples": len(found), "actions": actions}
         summary |= decisions.mean_values(decider.utility, value) | {"changed_from_argmax": changed}
         summary |= decisions.decider_summary(decider, predictions)
         summary |= {"budget": None if decider.budget is None else decider.budget.to_dict()}
@@ -119,17 +120,14 @@ def decide(
     other = decisions.likeliest(decider)
     lines = [f"{mean}; {changed:,} of {len(found):,} differ from {other}."]
     lines += decisions.calibrated_lines(decider, predictions)
-    which = "these" if request.budget and predictions.scores.corrected else "held-out"
-    lines += decisions.deferral_lines(decider, found, which)
+    lines += decisions.deferral_lines(decider, found, actions)
     lines += [decisions.daily_line(limits, by_day, found)] if by_day else []
     lines += [] if found.sets is None else [decisions.set_line(decider, found.sets.sum(axis=1))]
     lines += [] if out is None else [f"Written to {out}."]
     likely = np.bincount(found.argmax, minlength=len(decider.utility.classes))
     own = zip(found.actions, decider.utility.decided_class, strict=True)
     by_argmax = {name: int(likely[c]) for name, c in own if c >= 0}
-    output(
-        False, {}, action_table(dict(zip(found.actions, counts, strict=True)), decider.rule, by_argmax, other), *lines
-    )
+    output(False, {}, action_table(actions, decider.rule, by_argmax, other), *lines)
 
 
 @takes_request
@@ -338,7 +336,7 @@ def mislabelled(
     against = f"{found.strong:,} of {len(predictions):,} labels {have} strong evidence against {them}"
     against += f" ({shown} {are(shown)} shown)" if shown else ""
     lines = [f"{against}, {weak:,} more have weak evidence ({f'{out} has' if out else '--out FILE writes'} all)."]
-    right = f"The model is right for {found.accuracy:.0%} of the held-out samples, by their labels"
+    right = f"The model is right for {found.accuracy:.0%} of these samples, by their labels"
     lines += [right + (": most suspects will be its own mistakes." if found.accuracy < WEAK else ".")]
     lines += ["Where classes overlap, right labels are among the suspects, too: look at each."] if found.strong else []
     lines += [f"Not judged, as they have one or two samples: {listing(found.unjudged)}."] if found.unjudged else []

@@ -60,31 +60,33 @@ def decision_columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -
     return columns
 
 
-def deferral_lines(decider: "rfdlc.Decider", found: "Explanation", which: str) -> list[str]:
-    """The shares of a budget, and what a hand-over must bring; false alarms of unfamiliar samples."""
-    from rfdlc.decide.metrics import readable
+def deferral_lines(decider: "rfdlc.Decider", found: "Explanation", actions: dict[str, int]) -> list[str]:
+    """The shares of a budget, from counts of actions of one batch; false alarms of unfamiliar samples."""
     from rfdlc.decide.rules import OVER_BUDGET, UNFAMILIAR
 
     lines, budget, known = [], decider.budget, decider.unfamiliar
     if budget is not None:
-        told = "{} {:.3g}% of {} samples, which gain {} or more".format
-        prices = {name: readable(price) for name, price in budget.prices.items()}
-        shares = ", ".join(told(name, 100 * share, which, prices[name]) for name, share in budget.shares.items())
         kept = int((found.reason == OVER_BUDGET).sum())
-        lines.append(f"Budget: {shares}; {counted(kept, 'more sample')} {are(kept)} worth handing over.")
+        shares = share_line(budget, budget.handed_over(actions, decider.utility), known is not None, len(found))
+        lines.append(f"{shares} {counted(kept, 'more sample')} {are(kept)} worth handing over.")
     if known is not None:
         count = int((found.reason == UNFAMILIAR).sum())
         rates = ", ".join(f"{name} {rate:.1%}" for name, rate in known.rates.items())
-        lines.append(f"{count:,} unfamiliar; false alarms among held-out samples: {rates}.")
+        lines.append(f"{count:,} unfamiliar; false alarms among held-out samples, classes counting equally: {rates}.")
     return lines
 
 
 def share_line(budget: Any, handed: Any, unfamiliar: bool, samples: int = 0) -> str:
     """The shares of a budget beside those that were handed over, of a batch of so many samples; 0: by prices."""
+    from rfdlc.decide.metrics import readable
+
     shown = (f"{name} {100 * share:.3g}%, handed over {handed[name]:.1%}" for name, share in budget.shares.items())
-    kept = "of all samples as one batch" if samples else "by prices of held-out samples, which keep to it on average"
-    if samples and budget.too_few(samples):
-        kept = f"by its prices, as {counted(samples, 'sample')} {are(samples)} too few for the share to be one of them"
+    least = listing(f"{name} {readable(price)} or more" for name, price in budget.prices.items())
+    kept = f"by prices of held-out samples (a gain of {least}), which keep to it on average"
+    if samples:
+        few = f"as {counted(samples, 'sample')} {are(samples)} too few for the share to be one of them"
+        priced = f"by its prices (a gain of {least}), {few}"
+        kept = priced if budget.too_few(samples) else "of all samples as one batch"
     return f"Budget: {'; '.join(shown)}; {kept}{', unfamiliar samples beside it' if unfamiliar else ''}."
 
 

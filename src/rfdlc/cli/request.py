@@ -26,9 +26,10 @@ CALIBRATORS = (
     "`prior-corrected-temperature`, `prior-corrected-power` or `matrix-scaling`."
 )
 CALIBRATE = "Held-out predictions with targets. Of several inputs: one for all but run folders, or one each, in order."
+DECIDER = "A saved decider, or that of a run folder, instead of --calibrate and the priors."
 SHARES = "`a=0.9,b=0.1`, or a CSV with columns class,share (or class,count)."
 TRAIN_PRIOR = f"Class prior of the scores: `train` (the counts), `uniform` (after reweighting), {SHARES}"
-TARGET_PRIOR = f"Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), {SHARES}"
+TARGET_PRIOR = f"Class prior to decide for: `train` (the default, if known), `uniform`, `estimate` (by EM), {SHARES}"
 NAME_OR_PATH = "A data set's name (`digits-lt`) or a path."
 Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATH)]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
@@ -177,7 +178,7 @@ class Request(UtilityRequest):
     rule: Annotated[str | None, Option(help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")] = None
     groups: Annotated[str | None, Option(metavar="COLUMN", help=DEPENDENT)] = None
     logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
-    decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
+    decider: Annotated[Path | None, Option(help=DECIDER)] = None
     skip_unknown: Annotated[bool, Option("--skip-unknown", help=SKIP_UNKNOWN)] = False
 
     def prepare(
@@ -211,7 +212,13 @@ class Request(UtilityRequest):
     ) -> "rfdlc.Predictions":
         """Predictions; columns of a table that are not classes are ignored where options or a run name the classes."""
         named = self.named_classes(open_table(file).names, file) if classes is None and is_table(file) else None
-        given = f"--classes {self.classes}" if self.classes else "" if classes is None else "the classes of the run"
+        given = (
+            f"--classes {self.classes}"
+            if self.classes
+            else ""
+            if classes is None
+            else "the classes of the other inputs"
+        )
         others = given if named is None else self.names_classes
         kept = (*columns, *filter(None, [self.groups]))
         options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": kept, "skip_unknown": skip}

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rfdlc.errors import counted, expect, printable
+from rfdlc.errors import counted, expect, listing, printable
 
 SHOWN = 25  # rows of a table that may have many
 COLUMNS = {"mean_cost": "mean cost", "mean_utility": "mean utility", "accuracy": "accuracy", "ece": "ECE"}
 COLUMNS |= {"recall": "recall", "precision": "precision", "specificity": "specificity", "auroc": "AUROC"}
 COLUMNS |= {"predicted_share": "predicted", "observed_share": "observed", "abstention_rate": "handed over"}
+HANDED_OVER = {"accuracy": "wrong in accuracy", "recall": "missed in recall", "specificity": "right in specificity"}
 END_ROWS = 15  # of a table of many parts, at either end
 WORTH = ("mean_cost", "mean_utility")  # the first alone where both are known
 SPANNED = (*WORTH, "accuracy", "recall", "precision")  # shown with their intervals
@@ -93,7 +94,9 @@ def part_table(kind: str, parts: Mapping[Any, Any]) -> Any:
     keys = [key for key in COLUMNS if key in rows[0][1] and (key != "abstention_rate" or any(r[key] for _, r in rows))]
     keys = [key for key in keys if key != WORTH[1] or WORTH[0] not in keys]
     size, left = "samples" + " (groups)" * bool(rows[0][1].get("groups")), len(parts) - len(rows)
-    table = new_table(kind, size, *map(COLUMNS.__getitem__, keys), caption=f"{left:,} more: --json" if left else None)
+    told = [HANDED_OVER[key] for key in keys if key in HANDED_OVER] if "abstention_rate" in keys else []
+    notes = [f"{left:,} more: --json"] * bool(left) + [f"what is handed over is {listing(told)}"] * bool(told)
+    table = new_table(kind, size, *map(COLUMNS.__getitem__, keys), caption="; ".join(notes) or None)
     for name, row in rows:
         groups = f" ({row['groups']:,})" if row.get("groups") else ""
         table.add_row(str(name) or "(empty)", f"{row['samples']:,}{groups}", *(cell(row, key) for key in keys))

@@ -19,7 +19,7 @@ from rfdlc.tables import is_number
 
 IDENTIFIES = (
     "column {0!r} is an identifier by its name ({1:,} values in {2:,} rows) and was left out: a model would memorise "
-    "it; if rows of one value belong together, as visits of a patient do, use {3}; to keep it as categories, {4}"
+    "it; if rows of one value belong together, as visits of a patient do, use {3}; {4}"
 )
 FILES = (
     "column {0!r} holds {1:,} names of images in {2:,} rows and was left out: a model would memorise them; if rows of "
@@ -113,12 +113,13 @@ def identities(
             every = "every row" if share == 1 else f"{share:.1%} of the rows"
             every += " that has one" if blanks else ""
             reason = "it names rows and says nothing about the class"
-            fix = f"; to keep it as categories, {keeping(name, frame)}" if blanks else ""
-            notes.append(f"column {name!r} has a different value in {every} and was left out: {reason}{fix}")
+            reason += f"; {_keeping(name, columns[name], frame)}" if blanks or columns[name].dtype != object else ""
+            notes.append(f"column {name!r} has a different value in {every} and was left out: {reason}")
             complete = share == 1 and not blanks
             ids, identity = ids or (texts if complete else None), identity or (None if blanks else name)
         elif different > fewest and (told := _memorised(name, columns[name])):
-            notes.append(told.format(name, different, len(texts), grouping(name, frame), keeping(name, frame)))
+            keep = _keeping(name, columns[name], frame)
+            notes.append(told.format(name, different, len(texts), grouping(name, frame), keep))
             warnings.warn(notes[-1], stacklevel=4)
         else:
             continue
@@ -138,11 +139,17 @@ def without_identities(cells: Mapping[str, Any], frame: str, categories: Collect
     columns = parse_columns(cells, categories)
     check_texts(columns, frame, categories)
     with warnings.catch_warnings(action="ignore"):
-        notes = identities(cells, columns, frame)[2]
+        notes = identities(cells, columns, frame, categories)[2]
     for note in notes:
         warnings.warn(note, stacklevel=6)
     expect(columns, f"{frame} has no column to learn from: {'; '.join(notes)}")
     return [*columns]
+
+
+def _keeping(name: str, column: Column, frame: str) -> str:
+    """How to keep a column that would be left out: texts as categories, numbers by another name."""
+    rename = f"to keep it as a feature, rename it, for example to {f'{name}_feature'!r}"
+    return f"to keep it as categories, {keeping(name, frame)}" if column.dtype == object else rename
 
 
 def _memorised(name: str, column: Column) -> str:

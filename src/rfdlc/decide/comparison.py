@@ -157,7 +157,8 @@ def compare_outcomes(
     groups = next((o.sample_groups for o in (*a, *b) if o.sample_groups is not None), None)
     if groups is not None:
         a, b = ([replace(o, sample_groups=groups) for o in side] for side in (a, b))
-    labels = {entry.name: entry.full_label for entry in entries(measure(a[0]))}
+    abstaining = max(a[0], b[0], key=lambda o: np.mean(o.decided < 0))  # labels say how abstentions count
+    labels = {entry.name: entry.full_label for entry in entries(measure(abstaining))}
     rows = []
     for metric in METRICS.values():
         left, right = ([metric.estimates(o, times, seed) for o in side] for side in (a, b))

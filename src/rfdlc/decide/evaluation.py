@@ -25,7 +25,8 @@ WORTH, COST = "mean_utility", "mean_cost"  # the second where utilities are cost
 GAP = "utility_gap"
 ANSWERED = ("abstention_rate", "kept_accuracy")
 OF_RARER = {"recall": "recall", "precision": "precision", "specificity": "specificity", "auroc": "AUROC"}
-IF_ABSTAINED = {"recall": " (abstained: missed)", "specificity": " (abstained: right)"}
+IF_ABSTAINED = dict.fromkeys(("accuracy", "balanced_accuracy", "macro_f1"), " (abstained: wrong)")
+OF_CLASS_IF_ABSTAINED = {"recall": " (abstained: missed)", "specificity": " (abstained: right)"}
 REGIONAL = ("accuracy_by_region", "accuracy_by_shots", "false_head_rate", "false_head_rates", "ece_by_region",
             "utility_gap_by_region", "set_coverage_by_region")  # fmt: skip
 MOST_PARTS = 12  # a metric with more parts is not listed in tables
@@ -69,7 +70,7 @@ def entries(
         for key, number in parts.items():
             name = metric.name if key is None else f"{metric.name}.{key}"
             label = metric.label.format(f"{key:.0%}" if isinstance(key, float) else key)
-            label += " (abstained: wrong)" if metric.name == "accuracy" and abstains else ""
+            label += IF_ABSTAINED.get(metric.name, "") if abstains else ""
             yield Entry(metric, name, label, float("nan" if number is None else number))
 
 
@@ -250,7 +251,7 @@ class Evaluation:
         found = {name: part for name, part in of_class(self._samples, c).items() if name in OF_RARER}
         name, known = self._samples.classes.names[c], {key: e for key, e in found.items() if not np.isnan(e.value)}
         ends = {key: " to ".join(map("{:.2%}".format, e.interval() or ())) for key, e in known.items()}
-        told = IF_ABSTAINED if self.values.get("abstention_rate") else {}
+        told = OF_CLASS_IF_ABSTAINED if self.values.get("abstention_rate") else {}
         labels = {key: f"{OF_RARER[key]} of {name}{told.get(key, '')}" for key in OF_RARER if key in known}
         return [(label, f"{known[key].value:.2%}", ends[key]) for key, label in labels.items()]
 

@@ -195,7 +195,8 @@ class Predictions:
             loaded = reader(
                 path, None if classes is None else as_classes(classes), logits, others, columns, skip_unknown
             )
-            names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
+            fix = "" if classes is not None else " (give their names by classes, --classes, if others are meant)"
+            names = f"; taken for classes: {listing(loaded.classes.names)}{fix}" if loaded.named else ""
             loaded.scores = loaded.scores.checked()  # raises for the first bad value
         except InputError as error:
             told = error.told(_place(path, error.rows[0])) if isinstance(error, BrokenRows) else str(error)

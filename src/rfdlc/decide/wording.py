@@ -10,7 +10,7 @@ from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.fitting import not_held_out
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import in_words, is_uniform
-from rfdlc.decide.scores import CORRECTED, Floats, Scores, softmax
+from rfdlc.decide.scores import CORRECTED, Floats, Scores, safe_log, softmax
 from rfdlc.errors import listing
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 GIVEN = ", given the calibration, whose error is not included in the intervals"
 FEW = 30  # held-out samples of a class: its share is estimated from fewer with a warning
-ENOUGH, LIKELY = 20, 0.6  # samples, and the accuracy of another order of columns, that get a warning
+ENOUGH, LIKELY = 20, 0.6  # samples, and the balanced accuracy of another order of columns, that get a warning
+SURE = 3.0  # standard errors by which that must be better
 LOOKED_AT, MOST_ORDERED = 10_000, 1000  # samples for that, and classes: orders are compared in cubic time
 LEAST_SCORED = 1e-6  # the probability from which on a class is one that the model knows
 FAR = 0.2  # total variation between class frequencies and the prior decided for that gets a warning
@@ -48,7 +49,8 @@ NEEDS_SETS = (
 )
 NEEDS_TRAIN_PRIOR = (
     "a target prior needs the training prior (train_prior, --train-prior) that the scores carry: 'train' for a plainly "
-    "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a calibration with biases, fitted"
+    "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a calibration "
+    "with biases, fitted (--calibrate FILE)"
 )
 SETS_DROPPED = (
     "{} changed: the sets were fitted to other probabilities and are left out: fit them again (Decider.fit_sets, "
@@ -118,24 +120,36 @@ def left_open(decider: "Decider", scores: Any) -> str:
 
 
 def warn_of_order(given: Any, scores: Scores, targets: Indices, classes: Classes) -> None:
-    """Warn if an array, whose columns have no names, fits its labels far better with them in another order."""
+    """Warn if an array, whose columns have no names, fits its labels far better with them in another order.
+
+    Weights of classes in a training shift the columns of log p. They do not change centred columns, if true classes
+    count equally. Half of the samples choose the order, and the others judge it: some order fits any few samples.
+    """
     named = isinstance(given, Predictions) or hasattr(given, "columns")
     if named or len(targets) < ENOUGH or len(classes) > MOST_ORDERED:
         return
     rows = np.linspace(0, len(targets) - 1, min(len(targets), LOOKED_AT)).astype(int)
-    likely, size = scores.values[0, rows].argmax(axis=1), len(classes)
-    if (own := float(np.mean(likely == targets[rows]))) >= 0.5:  # no order is twice as good
+    rows = rows[np.argsort(targets[rows], kind="stable")]  # so that every other row is half of each class
+    y, log_p, size = targets[rows], safe_log(scores.values[0, rows], scores.logits), len(classes)
+    equal = 1 / np.bincount(y)[y]
+    likely = (log_p - equal @ log_p / equal.sum()).argmax(axis=1)
+    pairs = likely * size + y
+    choosing, judging = (np.bincount(pairs[i::2], minlength=size**2).reshape(size, size) for i in (0, 1))
+    samples, judged = judging.sum(axis=0), np.flatnonzero(judging.any(axis=0))
+    recall = judging / np.maximum(samples, 1) / len(judged)  # its trace is the balanced accuracy
+    if len(judged) < 2 or (own := float(recall.trace())) >= 0.5:  # no order is twice as good
         return
     from scipy.optimize import linear_sum_assignment  # takes a while to import
 
-    counts = np.bincount(likely * size + targets[rows], minlength=size**2).reshape(size, size) / len(rows)
-    best = linear_sum_assignment(counts, maximize=True)[1]
-    other = float(counts[np.arange(size), best].sum())
-    if other >= LIKELY and own < other / 2:
+    best = linear_sum_assignment(choosing / np.maximum(choosing.sum(axis=0), 1), maximize=True)[1]
+    other = float(recall[np.arange(size), best].sum())
+    error = np.sqrt((1 / samples[judged]).sum()) / len(judged)  # of their difference, at most
+    if other >= LIKELY and own < other / 2 and other - own > SURE * error:
         warnings.warn(
             f"as they are, the columns of the scores are right for {own:.0%} of the samples, in the order "
-            f"{listing(classes.select(best))} for {other:.0%}: they must be in the order of the utility, or give a "
-            "data frame with the names of classes",
+            f"{listing(classes.select(best))} for {other:.0%} (classes count equally, and weights of classes in the "
+            "training are allowed for): they must be in the order of the utility, or give a data frame with the names "
+            "of classes",
             stacklevel=4,
         )
 

@@ -92,13 +92,15 @@ def predict(
         The file and the number of samples in it.
     """
     path, kind = Path(out), choose("kind of file", Path(out).suffix.lower(), KINDS)
-    asked = {"utility": utility, "target prior": target_prior, "decider": decider, "raw": raw, "keep": keep or None}
+    asked = {"utility": utility, "target prior": target_prior, "decider (sets, budget, unfamiliar)": decider}
+    asked |= {"raw": raw, "keep": keep or None}
     world_size = ranks()[1]
     alone = world_size == 1 or kind == ".parquet"
     expect(alone, f"{world_size} processes write one file together in Parquet alone: choose .parquet")
     given = listing([name for name, value in asked.items() if value is not None and value is not False])
-    tables = f"{given}: for tables, but {path} holds logits; write .parquet or .csv, or decide it with `rfdlc decide`"
-    expect(not given or kind != ".npz", tables)
+    logits = f"{path}: an .npz file holds logits, not decisions, and takes no {given}: write a table, --out FILE.csv "
+    logits += f"or .parquet, or leave this out and decide the logits with `rfdlc decide {path} --decider {run}`"
+    expect(not given or kind != ".npz", logits)
     model = Model.load(run, backbone=backbone, device=local_device())
     where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links, "keep": keep}
     try:

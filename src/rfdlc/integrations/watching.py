@@ -23,7 +23,7 @@ from rfdlc.decide.sets import PredictionSets
 from rfdlc.errors import InputError, counted, expect, listing
 from rfdlc.files import parse_json
 from rfdlc.progress import track
-from rfdlc.tables import open_table, parquet_files, read_numbers
+from rfdlc.tables import is_table, open_table, parquet_files, read_numbers
 
 DECIDERS, LABELS = "deciders", "feedback.jsonl"  # in the folder of a log
 SECONDS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -45,6 +45,7 @@ class Log:
     rows: Indices | None = None  # of decisions with labels
     targets: Indices | None = None
     propensity: NDArray[np.float64] | None = None
+    unused: bool = False  # whether predictions have labels: estimates and tests do without
 
 
 def read_log(source: str | Path, decider: str | Path | Decider | None = None, logits: bool = False) -> Log:
@@ -60,7 +61,8 @@ def read_log(source: str | Path, decider: str | Path | Decider | None = None, lo
         twice = "these probabilities are calibrated and corrected already, and the decider would do so again"
         fix = "write raw ones (rfdlc predict RUN DATA --raw --out FILE), or give a log of decisions"
         expect(not (changes and predictions.scores.corrected), f"{place}: {twice}: {fix}")
-        return Log(given, feedback.decider_version(given), monitoring.Decided.of(given, predictions))
+        unused = predictions.targets is not None or (is_table(place) and "target" in open_table(place).names)
+        return Log(given, feedback.decider_version(given), monitoring.Decided.of(given, predictions), unused=unused)
     expect(parquet_files(place), f"{place}: has no decisions yet: the server writes them every minute, and at its end")
     file = open_table(place)
     absent = [name for name in (*COLUMNS, "time") if name not in file.names]
@@ -168,7 +170,8 @@ class Watch:
     def _labelled(self) -> list[str]:
         found = self.realised
         if found is None:
-            return []
+            told = "Labels (`target`) are not used here: `rfdlc evaluate` with the same decider compares decisions "
+            return [f"{told}with them."] if self.log.unused else []
         lines = [f"{found.labelled:,} labels: {found.words}; "
                  f"{found.promise}."]  # fmt: skip
         for option in [each for each in self.options if each.pays][:1]:
@@ -308,6 +311,9 @@ def recalibrate(
     InputError
         If the folder is not a log, or has too few labels.
     """
+    fix = "of predictions with labels, `rfdlc decide FILE --calibrate LABELLED --save-decider DECIDER` makes a decider"
+    logged = f"{source}: is not a log of decisions: expected a folder of `rfdlc serve --log-decisions`; {fix}"
+    expect((Path(source) / DECIDERS).is_dir(), logged)
     log = read_log(source, decider)
     absent = f"{source}: no labels of decisions of decider {log.version}: POST /feedback them first"
     expect(log.rows is not None, f"{absent}, or name an earlier decider by --decider" if log.left_out else absent)

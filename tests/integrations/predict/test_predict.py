@@ -95,7 +95,8 @@ def test_actions(run, photos, tmp_path):
         model.open_samples(np.zeros((2, 2)))
     options = {"utility": utility, "target prior": "uniform", "raw": True}
     for name, value in options.items():
-        with pytest.raises(rfdlc.InputError, match=f"^{name}: for tables, but .*p.npz holds logits; write .parquet"):
+        told = rf"p.npz: an .npz file holds logits, not decisions, and takes no {name}: write a table"
+        with pytest.raises(rfdlc.InputError, match=told):
             rfdlc.predict(run, photos, tmp_path / "p.npz", **{name.replace(" ", "_"): value})
 
 
@@ -624,7 +625,13 @@ def test_columns_that_cannot_be_kept(patients, run, photos, tmp_path):
     for model, source, out, keep, message in (
         (patients / "run", table, "p.csv", "colours", "there is no column 'colours': expected one of patient_id, age"),
         (patients / "run", table, "p.csv", "colours", "did you mean 'colour'?"),
-        (patients / "run", table, "p.npz", "colour", "keep: for tables, but"),
+        (
+            patients / "run",
+            table,
+            "p.npz",
+            "colour",
+            "p.npz: an .npz file holds logits, not decisions, and takes no keep",
+        ),
         (run, photos, "p.csv", "site", "is not a table: leave out keep"),
     ):
         with pytest.raises(rfdlc.InputError, match=re.escape(message)):
@@ -632,6 +639,12 @@ def test_columns_that_cannot_be_kept(patients, run, photos, tmp_path):
     (tmp_path / "new.csv").write_text("age,colour,action\n40,red,call\n")
     with pytest.raises(rfdlc.InputError, match="column action cannot be kept: predictions are written to a column"):
         rfdlc.predict(patients / "run", tmp_path / "new.csv", tmp_path / "p.csv", keep=["action"])
+
+
+def test_predictions_are_not_samples(run, photos, tmp_path):
+    rfdlc.predict(run, photos, tmp_path / "p.npz", skip_broken=True)
+    with pytest.raises(rfdlc.InputError, match=r"p.npz: holds predictions \(logits\), not samples: `rfdlc decide`"):
+        rfdlc.predict(run, tmp_path / "p.npz", tmp_path / "q.npz")
 
 
 def test_what_cannot_be_written(run, photos, tmp_path, monkeypatch):

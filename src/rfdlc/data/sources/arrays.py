@@ -44,6 +44,7 @@ MEDMNIST = {
     "tissuemnist": "0,1,2,3,4,5,6,7",
     **dict.fromkeys(("organamnist", "organcmnist", "organsmnist"), ORGANS),
 }
+PREDICTED = ("logits", "probabilities")  # arrays of the files that `predict` and runs write
 EMBEDDING = "embedding"  # the array with the text that says how features were made
 EXPECTED = "x and y, or train_x, train_y, test_x, test_y (and val_x, val_y, groups, ids, names)"
 
@@ -212,6 +213,8 @@ def by_split(name: str, arrays: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for key, array in arrays.items():
         if key == EMBEDDING:
             continue
+        instead = "`rfdlc decide`, `evaluate` and `report` read it; samples are"
+        expect(key not in PREDICTED, f"{name}: holds predictions ({key}), not samples: {instead} {EXPECTED}")
         words = _words(key)
         splits = [split for split in map(split_name, words) if split]
         roles = [ROLES[word] for word in words if word in ROLES]
