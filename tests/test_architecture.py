@@ -43,7 +43,7 @@ ORDER_OF_TRAINING = (
     {"searching"},
     {"sweep"},
 )
-MOST_LINES, MOST_FILES, LONGEST_FILE = 35_400, 174, 400
+MOST_LINES, MOST_FILES, LONGEST_FILE = 35_400, 175, 400
 # Modules that implement one interface several times, and commands, which are named after the functions that they call.
 SAME_INTERFACE = ("cli/", "data/sources/", "integrations/ray.py", "training/networks/fused/")
 OUR_OLD_WORDS = re.compile(

@@ -212,13 +212,8 @@ class Request(UtilityRequest):
     ) -> "rfdlc.Predictions":
         """Predictions; columns of a table that are not classes are ignored where options or a run name the classes."""
         named = self.named_classes(open_table(file).names, file) if classes is None and is_table(file) else None
-        given = (
-            f"--classes {self.classes}"
-            if self.classes
-            else ""
-            if classes is None
-            else "the classes of the other inputs"
-        )
+        given = "" if classes is None else "the classes of the other inputs"
+        given = f"--classes {self.classes}" if self.classes else given
         others = given if named is None else self.names_classes
         kept = (*columns, *filter(None, [self.groups]))
         options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": kept, "skip_unknown": skip}
