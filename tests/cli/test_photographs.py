@@ -138,9 +138,16 @@ def test_predict_says_why_there_is_no_target(run, rows, model, tmp_path, suffix)
     out = tmp_path / f"p.{suffix}"
     code, _, said = run("predict", model, table, "--out", out)
     assert code == 0
-    told = "2 of 60 rows have no or unknown labels (row 3: '', row 9: 'okapi'): no column target is written"
+    told = "2 of 60 rows have no or unknown labels (row 3: '', row 9: 'okapi'): in a table their target is empty"
     assert said.count(told) == 1
     assert rfdlc.Predictions.load(out).targets is None
+    if suffix == "csv":  # the other labels are there
+        scored = rfdlc.Predictions.load(out, skip_unknown=True)
+        expected = [row["species"] for place, row in enumerate(rows[1]) if place not in (2, 8)]
+        assert [scored.classes.names[label] for label in scored.targets] == expected
+        code, _, said = run("evaluate", out)
+        assert (code, "--skip-unknown" in said) == (2, True)
+        assert run("evaluate", out, "--skip-unknown")[0] == 0
 
 
 def test_predict_says_that_numbers_are_not_names(model, tmp_path):

@@ -1,6 +1,7 @@
 """Cross-validation: every sample is predicted by a run that has not seen it, and commands read the folder."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -95,6 +96,11 @@ def test_commands_read_the_folder(tmp_path):
     assert (told["test"]["samples"], len(told["folds"])) == (90, 2)
     evaluated = CliRunner().invoke(app, ["evaluate", str(out), "--utility", "tail-sensitive", "--json"])
     assert json.loads(evaluated.stdout)["mean_utility"] == pytest.approx(told["test_tail_sensitive"]["mean_utility"])
+    printed = CliRunner().invoke(app, words[:-1], catch_exceptions=False).stdout
+    plain = json.loads(CliRunner().invoke(app, ["evaluate", str(out), "--json"]).stdout)
+    assert re.search(rf"accuracy +{plain['accuracy']:.3f}\s", printed)  # what `evaluate` prints by default
+    assert re.search(rf"mean utility +{plain['mean_utility']:.3f}\s", printed)
+    assert "corrected for the class prior of the training data" in printed
     assert rfdlc.compare(out, out)["accuracy"].difference == 0
     rfdlc.report({"cv": out}, rfdlc.Utility.tail_sensitive(rfdlc.Predictions.load(out).classes), tmp_path / "r.html")
     assert "fold" not in (out / "decider.json").read_text()

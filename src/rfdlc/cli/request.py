@@ -355,21 +355,20 @@ class LabelledRequest(Request):
         key, target = (next((name for name in names if name in cells), "") for names in ((*IDS, *PATHS), TARGETS))
         for name in (*wanted, *([] if self.target is None else [self.target])):
             choose(f"{self.labels}: column", name, named)
-        target = target if self.target is None else self.target
-        known = [] if predictions.ids is None else predictions.ids.tolist()
+        target, known = self.target or target, [] if predictions.ids is None else predictions.ids.tolist()
         expect(known, f"{file}: has no ids, by which labels are matched: add a column id")
         key = key or id_column(self.labels, named, {*known})
         told = f"expected columns id (or path) and target; it has {listing(named)}: rename those that are meant, "
         told += "or name the class column by --target"
         expect(key in cells and (target or (wanted and predictions.targets is not None)), f"{self.labels}: {told}")
-        told = f"{self.labels}: expected one row for each id of {file}"
-        rows = reading.rows_of(known, cells[key], told, self.skip_unknown and bool(target))
-        matched = (*wanted, *([target] if target else []))
+        told, skip = f"{self.labels}: expected one row for each id of {file}", self.skip_unknown and bool(target)
+        rows = reading.rows_of(known, cells[key], told, skip)
+        matched = [*wanted, target] if target else wanted
         found = {name: ["" if row is None else cells[name][row] for row in rows] for name in matched}
         predictions.columns |= {name: found[name] for name in wanted}
         if target:
-            texts, where = found[target], f"{self.labels}: {target}"
-            predictions = reading.with_labels(predictions, texts, where, self.skip_unknown)
+            where = f"{self.labels}: {target}"
+            predictions = reading.with_labels(predictions, found[target], where, self.skip_unknown)
         return reading.with_groups(predictions, self.groups), decider
 
 

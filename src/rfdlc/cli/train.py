@@ -333,14 +333,12 @@ def _report_folds(found: Any, as_json: bool) -> None:
     from rfdlc.files import read_json
 
     metrics, path = read_json(found.path / "metrics.json"), found.path
-    columns = {"out of fold": metrics.get("test_tail_sensitive", metrics["test"])}
-    spread = [fold["mean_utility"] for fold in metrics["folds"]]
+    spread = [fold["accuracy"] for fold in metrics["folds"]]
     lines = [f"data: {note}" for note in found.notes]
-    lines += [f"accuracy of the folds, decided for accuracy: {', '.join(f'{value:.3f}' for value in spread)}"]
-    lines += [f"out-of-fold predictions: {path}/predictions.npz"]
-    lines += [f"next: rfdlc evaluate {path} --utility tail-sensitive"]
-    title = "Utility tail-sensitive" if "test_tail_sensitive" in metrics else None
-    output(as_json, {"folder": str(path), **metrics}, metrics_table(columns, title), *lines)
+    lines += [f"accuracy of the folds: {', '.join(f'{value:.3f}' for value in spread)}"]
+    lines += [f"out-of-fold predictions, {found.predictions.scores.corrected}: {path}/predictions.npz"]
+    lines += [f"next: rfdlc evaluate {path}"]
+    output(as_json, {"folder": str(path), **metrics}, metrics_table({"out of fold": metrics["test"]}), *lines)
 
 
 def _choice_table(choice: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rfdlc.data.dataset import Split
 from rfdlc.data.load import locate
 from rfdlc.data.samples import Samples, Sources, image_paths
 from rfdlc.data.sources.image_files import common_folder
@@ -199,7 +200,8 @@ class Table:
         given = {"reason": bool((decider.utility.decided_class < 0).any())}
         details = [name for name in DETAILS if given.get(name, decider.sets is not None)]
         check_class_names(classes)
-        known = {"id": samples is not None and samples.named, "target": samples is not None and samples.labelled}
+        some = samples is not None and bool((samples.labels >= 0).any())
+        known = {"id": samples is not None and samples.named, "target": some}
         names = [name for name in ("id", *classes, "target", *DECIDED, *details, KIND) if known.get(name, True)]
         prior = decider.train_prior if raw else decider.decided_prior
         carried = None if prior is None else dict(zip(classes, prior.tolist(), strict=True))
@@ -236,9 +238,14 @@ class Table:
                 broken += piece.broken
                 report(len(piece.split) + len(piece.broken))
                 if predictions is not None:
-                    columns = {**piece.columns, **self.columns(predictions)}
+                    columns = {**piece.columns, **self.columns(predictions), "target": self._labels(piece.split)}
                     pieces.append(pyarrow.table({name: columns[name] for name in schema.names}, schema))
             yield pyarrow.concat_tables(pieces), broken
+
+    def _labels(self, split: Split) -> list[str | None]:
+        """True classes, and None where they are not known."""
+        names = self.model.classes.names
+        return [names[label] if label >= 0 else None for label in split.labels.tolist()]
 
     def columns(self, found: Predictions) -> dict[str, Any]:
         """What is written for some samples."""
@@ -259,8 +266,6 @@ class Table:
         if self.decider.sets is not None:
             members = self.decider.sets.members(corrected, self.decider.utility)
             columns |= {"set": set_texts(members, found.classes), "set_size": members.sum(axis=1).astype(np.float32)}
-        if found.targets is not None:
-            columns["target"] = found.classes.select(found.targets)
         return {name: columns[name] for name in self.schema.names if name in columns} | gains
 
     def _kept(self, found: Predictions, corrected: Floats) -> tuple[Any, Any, list[str], Floats]:

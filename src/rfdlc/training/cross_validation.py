@@ -17,6 +17,7 @@ from rfdlc.data.load import load
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, evaluate
 from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.scores import CORRECTED
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import REPLACE, InputError, expect
 from rfdlc.files import replacing
@@ -133,8 +134,9 @@ def _joined_results(
     ids = None if data.train.ids is None else [data.train.ids[i] for i in rows[order].tolist()]
     groups = None if data.train.together is None else data.train.together[rows[order]]
     known: dict[str, Any] = {"targets": targets, "ids": ids, "groups": groups}
-    predictions = Predictions(probabilities=p, classes=classes, corrected=True, **known)
     first = models[0].decider
+    said = CORRECTED + first.decided_for.removeprefix("decided")
+    predictions = Predictions(probabilities=p, classes=classes, corrected=said, **known)
     decider = Decider(first.utility.with_classes(classes), calibration=None, target_prior=None, rule=first.rule)
     evaluation = evaluate(predictions, decider=decider)
     each = [evaluate(part, decider=decider).to_dict() for part in parts]

@@ -176,7 +176,7 @@ class Model:
         _ = own or self.embedder  # raises where its weights are not there
         samples = open_samples(source, self._spec if own else self.inputs, **options)
         if samples.doubt and not samples.labelled:
-            warnings.warn(f"{samples.doubt}: no column target is written", stacklevel=3)
+            warnings.warn(samples.doubt, stacklevel=3)
         return samples
 
     @property

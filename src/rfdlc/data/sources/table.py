@@ -178,7 +178,7 @@ class TableRows:
 
 
 def doubtful(labels: NDArray[np.int64], texts: Iterable[str | None]) -> str:
-    """Which labels are missing or unknown (-1), and how they are written; nothing where all are missing."""
+    """Which labels are missing or unknown (-1), how they are written and what follows; empty if all are missing."""
     found = enumerate(zip(labels, texts, strict=True), 1) if (labels < 0).any() else ()
     odd = ((row, text) for row, (label, text) in found if label < 0)
     first = list(islice(odd, 3))
@@ -187,7 +187,9 @@ def doubtful(labels: NDArray[np.int64], texts: Iterable[str | None]) -> str:
     shown = ", ".join(f"row {row}: {text or ''!r}" for row, text in first)
     count = int((labels < 0).sum())
     more = ", ..." if count > len(first) else ""
-    return f"{count:,} of {len(labels):,} rows have no or unknown labels ({shown}{more})" if count else ""
+    some = "in a table their target is empty (`rfdlc evaluate TABLE --skip-unknown` leaves them out), and .npz has none"
+    end = some if (labels >= 0).any() else "no column target is written"
+    return f"{count:,} of {len(labels):,} rows have no or unknown labels ({shown}{more}): {end}" if count else ""
 
 
 def single_columns(table: Iterable[str], drop: Sequence[str]) -> list[str]:
