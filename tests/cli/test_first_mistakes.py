@@ -177,7 +177,7 @@ def test_what_looks_like_something_else_may_be_categories(tmp_path):
     features = rfdlc.load(tmp_path / "t.csv", categories=kinds).encoder.features
     assert {"share = 10%", "share = 20%", "ward = 1", "ward = 2", "ward = 10", "patient_id = p0"} <= {*features}
     typed = frame.drop(columns="patient_id").astype({"share": "category", "ward": "category"})
-    typed.assign(ward=typed["ward"].astype(str).astype("category")).to_parquet(tmp_path / "t.parquet")
+    typed.to_parquet(tmp_path / "t.parquet")  # in which the type of numbers is that of pandas' own metadata
     expected = ["share = 10%", "share = 20%", "ward = 1", "ward = 10", "ward = 2", "x"]
     assert [*rfdlc.load(typed).encoder.features] == expected
     assert [*rfdlc.load(tmp_path / "t.parquet").encoder.features] == expected
@@ -188,6 +188,44 @@ def test_what_looks_like_something_else_may_be_categories(tmp_path):
     np.testing.assert_allclose(model.predict_proba(plain), model.predict_proba(X), rtol=1e-6)
     with pytest.raises(InputError, match=r"column 'wards' does not exist: .*did you mean 'ward'"):
         rfdlc.load(tmp_path / "t.csv", categories=["wards"])
+
+
+def test_what_is_wrong_with_several_columns_is_told_at_once():
+    frame = pd.DataFrame({"x": range(40), "share": ["1%", "2%"] * 20, "on": ["1/2/2020", ""] * 20})
+    told = r"'share' holds .* percentages: .*; column 'on' holds .* dates: .*\(--categories share --categories on; "
+    with pytest.raises(
+        InputError, match=told + r".*, or leave the columns out \(--drop share --drop on; in Python drop="
+    ):
+        rfdlc.load(frame.assign(target=["a", "b"] * 20))
+
+
+def test_dates_are_no_classes():
+    frame = pd.DataFrame({"x": range(60), "day": pd.date_range("2026-01-01", periods=30).astype(str).tolist() * 2})
+    with pytest.raises(InputError, match="the target has 30 different dates: expected classes, not times"):
+        rfdlc.load(frame, target="day")
+    months = frame.assign(day=frame["day"].where(frame["x"] < 25, "2026-02-01").str[:7])
+    assert rfdlc.load(months, target="day").classes.names == ("2026-01", "2026-02")
+
+
+def test_numbers_that_may_be_codes_or_missing_are_told():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"ward": rng.integers(1, 9, 200), "sex": rng.integers(0, 2, 200), "age": rng.integers(0, 100, 200)}
+    )
+    frame["temperature"] = np.where(rng.random(200) < 0.1, -9999, rng.normal(60, 5, 200))
+    frame["dose"], frame["target"] = rng.integers(0, 3, 200) * 0.5, rng.choice(["a", "b"], 200)
+    with pytest.warns(UserWarning, match="column 'temperature' holds -9999 in [0-9]+ rows, far from all other numbers"):
+        notes = rfdlc.load(frame).notes
+    told = "whole numbers of few kinds are taken for quantities: 'ward'; where they are codes, --categories ward"
+    assert sum(note.startswith(told) for note in notes) == 1
+    with warnings.catch_warnings(action="error"):  # 99 is an age
+        rfdlc.load(frame.drop(columns="temperature"), test_fraction=0)
+
+
+def test_columns_that_are_named_at_once_are_told():
+    frame = pd.DataFrame({"a": [1, 2] * 20, "b": [1, 2] * 20, "target": ["x", "y"] * 20})
+    with pytest.raises(InputError, match="'a,b' does not exist: it names several: repeat the option for each"):
+        rfdlc.load(frame, categories=["a,b"])
 
 
 def test_comments_are_left_out_with_empty_ones_among_them(tmp_path):

@@ -23,6 +23,7 @@ TRAINING: dict[str, list[Any]] = {
     "insured": ["false", "true", "", "true", "false"],
     "postal": ["01067", "10115", "00123", "01067", "10115"],
     "code": ["01", "1", "002", "003", "3"],
+    "ferritin": ["20.5", "<20", "31", "40", None],
     "store": ["7", "12.0", 7.0, None, 3],
     "empty": ["", "NA", None, "?", "nan"],
 }
@@ -50,7 +51,7 @@ TEXTS += ["00123", "10115.0", "002", "2", "02", "3", "3.0", "01", "1.0", *EMPTY,
 
 def encode(column: dict[str, Any], cell: Any) -> list[float]:
     text = "" if cell is None else str(cell).strip()
-    missing = text.lower() in EMPTY
+    missing = text.lower() in EMPTY or text in column["missing"]
     if column["median"] is not None:
         value = column["median"] if missing else days(text) if column["is_date"] else float(text)
         return [value - column["offset"], *([float(missing)] if column["flags_missing"] else [])]
@@ -87,7 +88,7 @@ def category(known: list[str], text: str) -> str | None:
 @pytest.mark.filterwarnings("ignore:column")
 @pytest.mark.parametrize("name", TRAINING)
 def test_metadata_and_rules_are_enough_to_encode(name: str) -> None:
-    encoder = TableEncoder.fit({name: TRAINING[name]}, categories=["store"])
+    encoder = TableEncoder.fit({name: TRAINING[name]}, categories=["store"], missing={"ferritin": ("<20",)})
     (column,) = json.loads(json.dumps(encoder.to_dict()))["columns"]
     others = TEXTS if column["median"] is None else DATES if column["is_date"] else NUMBERS
     cells = [*TRAINING[name], *others, None]

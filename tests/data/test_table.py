@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import rfdlc
-from rfdlc.data.cells import as_text, parse_column
+from rfdlc.data.cells import as_text, parse_column, stray_texts
 from rfdlc.data.columns import names_rows
 from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.data.table import TableEncoder, blurred, strays_among
@@ -365,34 +365,49 @@ def test_codes_with_underscores_are_no_numbers() -> None:
     assert TableEncoder.fit({"code": ["1_2", "12", "1_2"]}).features == ("code = 12", "code = 1_2")
 
 
-def test_a_text_among_numbers_is_told(tmp_path: Path) -> None:
-    lines = [f"{'unknown' if i == 3 else i // 2},{'#N/A' if i == 4 else i},{'ab'[i % 2]}" for i in range(60)]
+def test_a_text_among_numbers_is_missing_and_told(tmp_path: Path) -> None:
+    lines = [f"{'unknown' if i % 9 == 3 else i // 2},{'#N/A' if i == 4 else i},{'ab'[i % 2]}" for i in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["age,mass,label", *lines]))
-    with pytest.warns(UserWarning, match="column 'age' became .* one per category; 'unknown' is not a number"):
+    with pytest.warns(UserWarning, match="column 'age' holds numbers, and 'unknown' among them was read as missing"):
         data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
-    assert data.encoder is not None
-    assert data.encoder.features[-2:] == ("mass", "mass is missing")
-    with pytest.raises(InputError, match=r"too many to be categories .*; 'unknown' is not a number"):
-        TableEncoder.fit({"age": [*map(str, range(2000)), "unknown"]})
+    encoder = data.encoder
+    assert encoder is not None
+    assert encoder.features == ("age", "age is missing", "mass", "mass is missing")
+    ages = np.array([np.nan if i % 9 == 3 else i // 2 for i in range(60)])
+    expected = np.stack([np.where(np.isnan(ages), np.nanmedian(ages), ages), np.isnan(ages)], 1)
+    np.testing.assert_array_equal(data.train.inputs[:, :2], expected)
+    again = TableEncoder.from_dict(json.loads(json.dumps(encoder.to_dict())))
+    rows = {"age": ["7", "unknown", ""], "mass": [1, 2, 3]}
+    assert again.transform(rows)[:, :2].tolist() == [[7, 0], *[[np.nanmedian(ages), 1]] * 2]
+    with pytest.raises(InputError, match="holds numbers in the training data, but here 'unheard of' in row 2"):
+        again.transform({**rows, "age": ["7", "unheard of", ""]})
+    assert [*again.wrong_cells({**rows, "age": ["unknown", "7", "unheard of"]})] == [2]
+
+
+@pytest.mark.parametrize(
+    "values", [["1", "2", "more"] * 20, [f"{i}" for i in range(1, 60)] + ["A1"], ["007", *"ab", *map(str, range(30))]]
+)
+def test_texts_among_few_numbers_or_names_are_no_missing_values(values: list[str]) -> None:
+    """Of a few kinds, of numbers that name rows, and of codes."""
+    assert stray_texts(values) == ()
+    assert stray_texts([*map(str, range(30)), *map(str, range(30)), "more"]) == ("more",)
 
 
 @pytest.mark.parametrize(
     ("cell", "used"),
     [("<20", "10, half of the limit"), ("> 500", "500, the limit"), ("\u2264 0,5", "0.25, half of the limit")],
 )
-def test_a_limit_of_detection_is_not_a_missing_value(tmp_path: Path, cell: str, used: str) -> None:
-    fix = f"'{cell}' is not a number but a limit, and not a missing value: write a number (for '{cell}' such as {used})"
+def test_a_limit_of_detection_is_told(tmp_path: Path, cell: str, used: str) -> None:
+    fix = f"'{cell}' is a limit of what can be measured: better write a number (for '{cell}' such as {used})"
     for count in (60, 2400):
         lines = [f'"{cell if i % 5 == 0 else i + 20.5}",{"ab"[i % 2]}' for i in range(count)]
         (tmp_path / "t.csv").write_text("\n".join(["ferritin,label", *lines]))
-        many = count > 1000
-        with pytest.raises(InputError) if many else pytest.warns(UserWarning, match="became .* features") as told:
-            rfdlc.load(tmp_path / "t.csv", test_fraction=0)
-        said = str(told.value if isinstance(told, pytest.ExceptionInfo) else told[0].message)
-        assert fix in said
-        assert "empty" not in said
-        assert "groups" not in said
-        assert ("--drop ferritin" in said) == many
+        with pytest.warns(UserWarning, match="'ferritin' holds numbers") as told:
+            data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
+        assert fix in str(told[0].message)
+        assert "empty" not in str(told[0].message)
+        assert data.encoder is not None
+        assert data.encoder.features == ("ferritin", "ferritin is missing")
 
 
 def test_too_many_texts_are_left_out_or_groups() -> None:

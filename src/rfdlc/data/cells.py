@@ -1,6 +1,7 @@
 """Cells of tables as they are read: numbers, dates, or texts, and None for a missing value."""
 
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -10,10 +11,13 @@ from numpy.typing import NDArray
 
 from rfdlc.dates import since_1970
 from rfdlc.errors import expect
-from rfdlc.tables import number
+from rfdlc.tables import is_number, number
 
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "<na>", "nat"})
 MOST_CATEGORIES = 1000
+FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
+FEW_CATEGORIES = 20  # more of a column are hardly kinds of something, if they are numbers
+NAMING = 0.99  # a column with more different texts than this share of the rows names rows
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 TOO_LARGE = "column {!r} has an infinite or too large value in row {} ({}): "
 TOO_LARGE += f"expected numbers up to {LARGEST:.1e}, or none"
@@ -108,6 +112,29 @@ def _dates(cells: Cells) -> Column:
                 return texts
         dates = np.array(times, "timedelta64[us]").view("datetime64[us]")
     return np.full(len(dates), None) if np.isnat(dates).all() else dates
+
+
+def stray_texts(cells: Cells) -> tuple[str, ...]:
+    """The few texts, such as `unknown` or `<5`, of a column that otherwise holds many different numbers.
+
+    None of whole numbers that hardly repeat: with texts among them, they name rows.
+    """
+    if _is_typed_date(cells) or _numbers(cells) is not None:
+        return ()
+    given = [text for text in text_column(cells) if text is not None]
+    texts = {*given}
+    strays = sorted(text for text in texts if not is_number(text))
+    if len(texts) <= FEW_CATEGORIES or not len(strays) < FEW * len(texts):
+        return ()
+    names = len(texts) > NAMING * len(given) and all(map(DIGITS.fullmatch, texts.difference(strays)))
+    return () if names or any(re.match(r"0\d", text) for text in texts) else tuple(strays)
+
+
+def without(cells: Cells, texts: Collection[str]) -> Cells:
+    """Cells in which these texts are missing values."""
+    if not texts or (isinstance(cells, np.ndarray) and cells.dtype != object):  # the latter were read before
+        return cells
+    return np.array([None if text in texts else text for text in text_column(cells)], dtype=object)
 
 
 def category_column(cells: Cells) -> Column:

@@ -9,12 +9,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.cells import MOST_CATEGORIES, Column, as_numbers, category_column, parse_column, text_column
+from rfdlc.data.cells import (
+    FEW,
+    FEW_CATEGORIES,
+    MOST_CATEGORIES,
+    NAMING,
+    Column,
+    as_numbers,
+    category_column,
+    parse_column,
+    stray_texts,
+    text_column,
+    without,
+)  # fmt: skip
 from rfdlc.data.copies import first_copies
+from rfdlc.data.frames import list_of
 from rfdlc.data.sources.image_files import is_image
-from rfdlc.data.table import FEW, dropping, grouping, keeping
+from rfdlc.data.table import beyond, dropping, grouping, keeping
 from rfdlc.dates import is_date
-from rfdlc.errors import expect
+from rfdlc.errors import expect, listing
 from rfdlc.tables import is_number
 
 IDENTIFIES = (
@@ -25,11 +38,10 @@ FILES = (
     "column {0!r} holds {1:,} names of images in {2:,} rows and was left out: a model would memorise them; if rows of "
     "one image belong together, use {3}"
 )
-NAMING = 0.99  # a column with more different texts than this share of the rows names rows
-FEW_CATEGORIES = 20  # more of a column whose name ends in id are hardly kinds of something
 MOST_REPEATS = 50  # rows per value of an identifier; with more, values may be kinds of something, such as stores
 PEOPLE = "patient|subject|participant|person|customer|client|user|member|donor|case"
 IDENTIFIER = re.compile(rf"({PEOPLE})[ _.-]?(id|no|nr|number|code|key)?|(.*[ _.-])?(uuid|guid|mrn|ssn)", re.IGNORECASE)
+CODES, MANY = (3, 50), 5  # whole numbers of so many kinds may be codes; rows per value
 _CURRENCY = r"([$\u00a2-\u00a5\u20a0-\u20c0]|AUD|CAD|CHF|CNY|CZK|DKK|EUR|GBP|INR|JPY|NOK|PLN|SEK|USD)"
 _DIGITS = r"(\d{1,3}([.,'\u2019 \u00a0\u202f]\d{3})+|\d+)([.,]\d+)?"  # perhaps with thousands separators
 _SPACE = r"[ \u00a0\u202f]?"
@@ -70,11 +82,12 @@ def check_texts(columns: Mapping[str, Column], frame: str = "", categories: Coll
 
     Errors name options, or methods of a `frame` that is given to an estimator.
     """
-    for name, column in columns.items():
-        values = {*column.tolist()} - {None} if column.dtype == object and name not in categories else set()
-        told = _misread(values)
-        others = f"keep them as categories ({keeping(name, frame)}), or leave the column out"
-        expect(not told, f"column {name!r} holds {told}; or {others} ({dropping([name], frame)})")
+    texts = {name: column for name, column in columns.items() if column.dtype == object and name not in categories}
+    found = {name: told for name, column in texts.items() if (told := _misread({*column.tolist()} - {None}))}
+    keep = keeping([*found], frame)
+    others = f"keep them as categories ({keep}), or leave the column{'s' * (len(found) > 1)} out"
+    each = "; ".join(f"column {name!r} holds {told}" for name, told in found.items())
+    expect(not found, f"{each}; or {others} ({dropping([*found], frame)})")
 
 
 def _misread(values: Collection[str]) -> str:
@@ -91,6 +104,24 @@ def _misread(values: Collection[str]) -> str:
         shown = next(text for text in units if units[text] == unit)
         return f"numbers with a unit, such as {shown!r}: write them without {unit!r}"
     return ""
+
+
+def doubtful_numbers(columns: Mapping[str, Column]) -> list[str]:
+    """Notes on numbers that may be codes, and on those that may stand for missing values."""
+    numbers = {name: column for name, column in columns.items() if column.dtype == np.float64 and not list_of(name)}
+    notes, codes = list[str](), list[str]()
+    for name, column in numbers.items():
+        values, counts = np.unique(column[~np.isnan(column)], return_counts=True)
+        if CODES[0] <= len(values) <= min(CODES[1], len(column) // MANY) and (values % 1 == 0).all():
+            codes.append(name)
+        for value, count, others in ((values[0], counts[0], values[1:]), (values[-1], counts[-1], values[:-1])):
+            nines = re.fullmatch(r"9{2,}", f"{abs(value):g}")  # far from all others, and often
+            if nines and count >= MANY and len(others) > 1 and np.abs(others - value).min() > np.ptp(others):
+                told = f"column {name!r} holds {value:g} in {count:,} rows, far from all other numbers"
+                notes.append(f"{told}: where it means missing, leave these cells empty")
+                warnings.warn(notes[-1], stacklevel=4)
+    told = f"whole numbers of few kinds are taken for quantities: {listing(map(repr, codes), 5)}"
+    return notes + [f"{told}; where they are codes, {keeping(codes[:1])}"] * bool(codes)
 
 
 def identities(
@@ -127,17 +158,37 @@ def identities(
     return ids, identity, notes
 
 
-def parse_columns(cells: Mapping[str, Any], categories: Collection[str] = ()) -> dict[str, Column]:
-    """Numbers, dates or texts by column; those of `categories` are texts, whatever they hold."""
-    return {
-        name: category_column(own) if name in categories else parse_column(name, own) for name, own in cells.items()
-    }
+def parse_columns(
+    cells: Mapping[str, Any], categories: Collection[str] = ()
+) -> tuple[dict[str, Column], dict[str, tuple[str, ...]]]:
+    """Numbers, dates or texts by column; those of `categories` are texts, whatever they hold.
+
+    Of columns of numbers also the few texts among them, which were read as missing.
+    """
+    columns, strays = dict[str, Column](), dict[str, tuple[str, ...]]()
+    for name, own in cells.items():
+        found = () if name in categories else stray_texts(own)
+        strays |= {name: found} if found else {}
+        columns[name] = category_column(own) if name in categories else parse_column(name, without(own, found))
+    return columns, strays
+
+
+def warn_of_strays(strays: Mapping[str, tuple[str, ...]], frame: str = "") -> list[str]:
+    """Say which texts among numbers were read as missing; the notes of a data set."""
+    notes = list[str]()
+    for name, texts in strays.items():
+        told = f"column {name!r} holds numbers, and {listing(map(repr, texts), 3)} among them was read as missing"
+        fix = beyond(texts) or f"leave such cells empty, or keep all as categories ({keeping([name], frame)})"
+        notes.append(f"{told}: {fix}")
+        warnings.warn(notes[-1], stacklevel=4)
+    return notes
 
 
 def without_identities(cells: Mapping[str, Any], frame: str, categories: Collection[str] = ()) -> list[str]:
     """The columns of a `frame` that may become features; says which are left out: estimators have no notes."""
-    columns = parse_columns(cells, categories)
+    columns, strays = parse_columns(cells, categories)
     check_texts(columns, frame, categories)
+    warn_of_strays(strays, frame)
     with warnings.catch_warnings(action="ignore"):
         notes = identities(cells, columns, frame, categories)[2]
     for note in notes:
@@ -149,7 +200,7 @@ def without_identities(cells: Mapping[str, Any], frame: str, categories: Collect
 def _keeping(name: str, column: Column, frame: str) -> str:
     """How to keep a column that would be left out: texts as categories, numbers by another name."""
     rename = f"to keep it as a feature, rename it, for example to {f'{name}_feature'!r}"
-    return f"to keep it as categories, {keeping(name, frame)}" if column.dtype == object else rename
+    return f"to keep it as categories, {keeping([name], frame)}" if column.dtype == object else rename
 
 
 def _memorised(name: str, column: Column) -> str:

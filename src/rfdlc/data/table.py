@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.cells import (
     DIGITS,
+    FEW,
     LARGEST,
     MOST_CATEGORIES,
     TOO_LARGE,
@@ -25,13 +27,13 @@ from rfdlc.data.cells import (
     category_column,
     parse_column,
     text_column,
+    without,
 )  # fmt: skip
 from rfdlc.data.frames import list_of, with_items
 from rfdlc.dates import is_date
 from rfdlc.errors import expect, listing
 from rfdlc.tables import is_number, number
 
-FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LIMIT = re.compile(r"[<>\u2264\u2265]=?\s*\d+([.,]\d+)?", re.ASCII)  # below or above what can be measured
 UNSEEN = (
     "column {!r} has categories that training did not see{}: for the model these rows have none of its categories{}"
@@ -59,10 +61,11 @@ def dropping(names: Sequence[str], frame: str = "") -> str:
     return f"{frame}.drop(columns={[*names]})" if frame else f"{options}; in Python drop={[*names]}"
 
 
-def keeping(name: str, frame: str = "") -> str:
-    """How to say that a column holds categories, in the same ways."""
-    option = f"--categories {shlex.quote(name)}; in Python categories=[{name!r}]"
-    return f"{frame}.astype({{{name!r}: 'category'}})" if frame else option
+def keeping(names: Sequence[str], frame: str = "") -> str:
+    """How to say that columns hold categories, in the same ways."""
+    options = " ".join(f"--categories {shlex.quote(name)}" for name in names)
+    kinds = dict.fromkeys(names, "category")
+    return f"{frame}.astype({kinds})" if frame else f"{options}; in Python categories={[*names]}"
 
 
 def grouping(name: str, frame: str = "") -> str:
@@ -76,18 +79,20 @@ def strays_among(values: Sequence[str]) -> str:
     for kind, fits in (("number", is_number), ("date", is_date)):
         texts = [text for text in values if not fits(text)]
         if 0 < len(texts) < FEW * len(values):
-            limits = [text for text in texts if LIMIT.fullmatch(text)]
             missing = f"{listing(map(repr, texts), 3)} is not a {kind}: such cells may be left empty"
-            return f"; {_beyond(limits) if limits else missing}"
+            return f"; {beyond(texts) or missing}"
     return ""
 
 
-def _beyond(limits: Sequence[str]) -> str:
-    """What to write for values beyond a limit of detection, which are not missing."""
+def beyond(texts: Sequence[str]) -> str:
+    """What to write for values beyond a limit of detection, which are not missing; empty if there are none."""
+    limits = [text for text in texts if LIMIT.fullmatch(text)]
+    if not limits:
+        return ""
     value = float(re.sub(r"[^\d.]", "", limits[0].replace(",", ".")))
     used = f"{value / 2:g}, half of the limit" if limits[0][0] in "<\u2264" else f"{value:g}, the limit"
-    told = f"{listing(map(repr, limits), 3)} is not a number but a limit, and not a missing value"
-    return f"{told}: write a number (for {limits[0]!r} such as {used}); a yes/no column may mark such cells"
+    told = f"{listing(map(repr, limits), 3)} is a limit of what can be measured: better write a number"
+    return f"{told} (for {limits[0]!r} such as {used}), and mark such cells in a yes/no column"
 
 
 @dataclass(frozen=True)
@@ -103,15 +108,16 @@ class ColumnCode:
     is_date: bool = False  # whether the number is that of days since 1970-01-01 (UTC)
     low: float | None = field(default=None, compare=False)  # the least number in training; older encoders have none
     high: float | None = field(default=None, compare=False)
+    missing: tuple[str, ...] = ()  # further texts that are missing values, in a column of numbers
 
     @classmethod
-    def fit(cls, name: str, column: Column) -> "ColumnCode":
+    def fit(cls, name: str, column: Column, missing: tuple[str, ...] = ()) -> "ColumnCode":
         if column.dtype != object:
             numbers, is_date = as_numbers(column), column.dtype != np.float64
             median, flags = float(np.nanmedian(numbers)), bool(np.isnan(numbers).any())
             offset = median if blurred(numbers) else 0.0
             low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
-            return cls(name, median, offset, flags, is_date=is_date, low=low, high=high)
+            return cls(name, median, offset, flags, is_date=is_date, low=low, high=high, missing=missing)
         found = set(column.tolist())
         return cls(name, categories=tuple(sorted(found - {None})), counts_missing=None in found)
 
@@ -189,6 +195,7 @@ class ColumnCode:
         """The place of each cell that `transform` refuses, and what is wrong with it; messages count from `start`."""
         if self.median is None or (not self.is_date and are_numbers(cells)):
             return
+        cells = without(cells, self.missing)
         kind, fits = ("dates", is_date) if self.is_date else ("numbers", is_number)
         for place, text in enumerate(text_column(cells)):
             if text is not None and not fits(text):
@@ -206,6 +213,7 @@ class ColumnCode:
             unseen = -1 if self.categories else 0  # of a column that was empty in training: a constant
             found = np.fromiter((places.get(text, unseen) for text in texts), np.int64, len(texts))
             return found[:, None] == np.arange(len(self._places))
+        cells = without(cells, self.missing)
         column = parse_column(self.name, cells, codes=False, start=start)
         if column.dtype.kind != ("M" if self.is_date else "f"):  # where all cells are missing, they are None
             wrong = next(self.wrong_cells(cells, start), None)
@@ -226,21 +234,26 @@ class TableEncoder:
     identity: str | None = None  # the column that names rows, if training had one
 
     @classmethod
-    def fit(cls, table: Mapping[str, Cells], frame: str = "", categories: Collection[str] = ()) -> "TableEncoder":
-        """From the cells by column; those of `categories` are never numbers or dates.
+    def fit(
+        cls, table: Mapping[str, Cells], frame: str = "", categories: Collection[str] = (),
+        missing: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    ) -> "TableEncoder":  # fmt: skip
+        """From the cells by column; those of `categories` are never numbers or dates, some texts are `missing` numbers.
 
         Errors name options, or methods of a `frame` that is given to an estimator.
         """
-        columns = tuple(
-            ColumnCode.fit(name, category_column(cells) if name in categories else parse_column(name, cells))
-            for name, cells in table.items()
-        )
+        found = list[ColumnCode]()
+        for name, cells in table.items():
+            strays = missing.get(name, ())
+            column = category_column(cells) if name in categories else parse_column(name, without(cells, strays))
+            found.append(ColumnCode.fit(name, column, strays))
+        columns = tuple(found)
         many = {each.name: each.categories for each in columns if len(each.categories) > MOST_CATEGORIES}
-        strays = {name: strays_among(own) for name, own in many.items()}
+        odd = {name: strays_among(own) for name, own in many.items()}
         most = f"too many to be categories (at most {MOST_CATEGORIES})"
-        each = [f"column {name!r} has {len(own)} different texts, {most}{strays[name]}" for name, own in many.items()]
+        each = [f"column {name!r} has {len(own)} different texts, {most}{odd[name]}" for name, own in many.items()]
         drop, group = dropping([*many], frame), grouping(next(iter(many), ""), frame)
-        belong = "" if all(strays.values()) else f"; if rows with the same text belong together, use {group}"
+        belong = "" if all(odd.values()) else f"; if rows with the same text belong together, use {group}"
         expect(not many, f"{listing(each)}; leave out what is not a category ({drop}){belong}")
         return cls(columns)
 
@@ -310,10 +323,16 @@ class TableEncoder:
         return f"a data frame or {{column: cells}} with the columns {listing(column.name for column in self.columns)}"
 
     def to_dict(self) -> dict[str, Any]:
-        columns = [{**asdict(column), "categories": list(column.categories)} for column in self.columns]
+        columns = [
+            {**asdict(column), "categories": list(column.categories), "missing": list(column.missing)}
+            for column in self.columns
+        ]
         return {"columns": columns} | ({} if self.identity is None else {"identity": self.identity})
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "TableEncoder":
-        columns = [{**column, "categories": tuple(column["categories"])} for column in table["columns"]]
+        columns = [
+            {**column, "categories": tuple(column["categories"]), "missing": tuple(column.get("missing", ()))}
+            for column in table["columns"]
+        ]
         return cls(tuple(ColumnCode(**column) for column in columns), table.get("identity"))

@@ -335,8 +335,8 @@ def evaluate(
     overlap = decider.overlap(checked, y)
     if overlap > COINCIDENCE:
         warnings.warn(
-            f"about {overlap:.0%} of the samples that calibrated this decider are evaluated: metrics of probabilities "
-            "look better than they are; evaluate on other samples",
+            f"about {overlap:.0%} of the samples that calibrated this decider seem to be evaluated, by their scores: "
+            "if they are, metrics of probabilities look better than they are; evaluate on other samples",
             stacklevel=2,
         )
     calibrated = decider.fitted is not None or bool(checked.corrected)

@@ -11,8 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.cells import MOST_CATEGORIES, Column, as_numbers, holds_codes, parse_column, text_column
-from rfdlc.data.columns import FEW_CATEGORIES, check_texts, codes_of, identifies, identities, parse_columns
+from rfdlc.data.cells import FEW_CATEGORIES, MOST_CATEGORIES, Column, as_numbers, holds_codes, parse_column, text_column
+from rfdlc.data.columns import (
+    check_texts,
+    codes_of,
+    doubtful_numbers,
+    identifies,
+    identities,
+    parse_columns,
+    warn_of_strays,
+)
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
 from rfdlc.data.frames import CLASS, categorical, columns_of, list_of, with_items
@@ -22,7 +30,7 @@ from rfdlc.data.sources.image_files import is_image
 from rfdlc.data.table import OUTSIDE, ColumnCode, TableEncoder, strays_among
 from rfdlc.dates import is_date
 from rfdlc.errors import expect, listing, suggestion
-from rfdlc.tables import open_table, read_columns, split_name
+from rfdlc.tables import open_table, read_columns, reading, split_name
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 TARGETS = ("target", "label", "class", "y")
@@ -72,10 +80,11 @@ def read(
     elif column is not None:
         positions = rows_of_splits(where, column, table.pop(column))
     coded = {*categories, *_typed_categories(source, table)}
-    columns = parse_columns(table, coded)
+    columns, strays = parse_columns(table, coded)
     dates = [name for name, own in columns.items() if own.dtype.kind == "M"] if any(map(list_of, columns)) else []
     notes += [DATED.format(name) for name in dates if columns.pop(name) is not None]
     check_texts(columns, categories=coded)
+    notes += warn_of_strays(strays)
     ids, identity, left_out = identities(table, columns, categories=categories)
     listed = ["if these are image files, name their folder with --root DIR"] if ids and is_image(ids[0]) else []
     told = "; ".join(["", *left_out, *notes, *listed])
@@ -87,14 +96,15 @@ def read(
         positions, told = {"train": kept, "test": held}, HELD_OUT.format(len(held), len(labels), seed)
         notes = [told, *far_from_asked(labels, names, group_of, held, test_fraction), *notes]
     train = positions["train"]
-    encoder = TableEncoder.fit({name: column[train] for name, column in columns.items()}, categories=coded)
-    encoder = replace(encoder, identity=identity)
+    parsed = {name: column[train] for name, column in columns.items()}
+    encoder = replace(TableEncoder.fit(parsed, categories=coded, missing=strays), identity=identity)
     known = {OUTSIDE.format(name, "") for name in columns}  # metrics show what far values of a test split do
     whole = Split(encoder.transform(columns, told=known), labels, ids, group_of)
     if first is not None:
         vars(whole)["first"] = first  # not computed again: the note on copies is about this split
     splits = {name: whole.take(rows) for name, rows in positions.items()}
     notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name], table)), *found]
+    notes += doubtful_numbers(columns)
     scaling = Normalisation.of_table(splits["train"].array, encoder)
     data = Dataset.of(Path(where).stem, names, splits, notes, scaling)
     for name, found_in in leaking_columns(data.train, encoder, names).items():
@@ -120,7 +130,19 @@ def _typed_categories(source: Any, table: Table) -> set[str]:
     frames = [part[0] if isinstance(part, tuple | list) else part for part in parts]
     marked = set[str]().union(*map(categorical, frames))
     marked |= {name for name, cells in table.items() if str(getattr(cells, "type", "")).startswith("dictionary")}
+    marked |= _written_as_categories(source) if isinstance(source, Path) else set()
     return {name for name in marked & {*table} if len({*text_column(table[name])}) <= MOST_CATEGORIES}
+
+
+def _written_as_categories(path: Path) -> set[str]:
+    """Columns of a Parquet file that pandas wrote as categories: the type of a column tells it of texts alone."""
+    from pyarrow.parquet import read_schema
+
+    if path.suffix.lower() != ".parquet" or not path.is_file():
+        return set()
+    with reading(path, "Parquet"):
+        columns = (read_schema(path).pandas_metadata or {}).get("columns", ())
+        return {str(own["name"]) for own in columns if own.get("pandas_type") == "categorical"}
 
 
 def _readable(table: Table, drop: Sequence[str], lists: bool) -> tuple[Table, list[str]]:
@@ -209,6 +231,7 @@ def check_roles(where: str, table: Table, target: str | None, *others: str | Non
     roles = [name for name in (target, *others) if name is not None]
     for name in roles:
         known = f"expected one of {listing(columns)}{suggestion(name, table)}"
+        known = "it names several: repeat the option for each" if {*name.split(",")} <= {*table} else known
         expect(name in table, f"{where}: column {name!r} does not exist: {known}")
         once = "expected another column for each of target, groups, split, time, drop, categories"
         expect(roles.count(name) == 1, f"{where}: column {name!r} is named twice: {once}")
@@ -230,6 +253,8 @@ def classes_of(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
     """Class indices, and the names in order: numbers by value, text by alphabet."""
     texts, numbers = text_column(cells), parse_column("target", cells, codes=False)
     names = sorted(set(texts))
+    dates = numbers.dtype.kind == "M" and len(names) > FEW_CATEGORIES
+    expect(not dates, f"{where}: the target has {len(names)} different dates: expected classes, not times")
     if numbers.dtype == np.float64:
         told = f"{where}: the target has {len(names)} different fractions: expected classes, not measurements"
         if len(names) > FEW_CATEGORIES and (numbers % 1 != 0).any():

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 from sklearn.utils.validation import check_array, validate_data
 
+from rfdlc.data.cells import stray_texts
 from rfdlc.data.columns import without_identities
 from rfdlc.data.frames import categorical, frame_columns, list_of, with_items
 from rfdlc.data.table import TableEncoder, blurred
@@ -24,7 +25,7 @@ class ReadingMixin:
         """Finite features (N, F), dense or sparse: texts, dates and missing values as `rfdlc train` encodes them."""
         X = self._without_names(X, reset)
         if reset:
-            self.encoder_ = TableEncoder.fit(_columns(X), "X", categorical(X)) if _needs_encoding(X) else None
+            self.encoder_ = _encoder(X) if _needs_encoding(X) else None
         encoder = getattr(self, "encoder_", None)  # pickles of earlier versions have none
         by_name = hasattr(X, "columns") and (reset or hasattr(self, "feature_names_in_"))
         if encoder is not None and (by_name or not _holds_numbers(encoder)):
@@ -74,6 +75,12 @@ class ReadingMixin:
         """Dense features in 32 bits, without their offsets."""
         moved = dense(X) - self.offset_ if self.offset_.any() else X
         return dense(check_array(moved, accept_sparse="csr", dtype=np.float32, input_name="X", estimator=self))
+
+
+def _encoder(X: Any) -> TableEncoder:
+    columns, kinds = _columns(X), categorical(X)
+    strays = {name: stray_texts(cells) for name, cells in columns.items() if name not in kinds}
+    return TableEncoder.fit(columns, "X", kinds, strays)
 
 
 def _columns(X: Any) -> dict[str, Any]:
