@@ -256,3 +256,17 @@ def test_costs_are_utilities_with_their_sign_changed():
         "metric                         A       B  difference        95% interval       p",
         "mean cost (the question)  3.0000  1.0000     -2.0000  -3.5000 to -0.5000  0.010*",
     ]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_tables_about_two_classes_have_no_regions(classes):
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(classes), (2, 300))
+    known = rfdlc.Classes([f"c{i}" for i in range(classes)], counts=[90, 30, 10][:classes])
+    labels, utility = rng.integers(0, classes, 300), rfdlc.Utility.one_hot(known)
+    sides = [rfdlc.Predictions(probabilities=each, targets=labels, classes=known) for each in p]
+    found = rfdlc.compare(*sides, utility)
+    shown = {difference.name for difference in found.shown}
+    assert "balanced_accuracy" in shown
+    assert any(name.startswith(("false_head_rate", "accuracy_by_")) for name in shown) == (classes > 2)
+    assert any(difference.name.startswith("false_head_rate") for difference in found.differences)  # as before, in JSON

@@ -30,7 +30,7 @@ PREFIXES = "data.", "backbone."  # of options that are passed on: to the reader 
 RUNS = "config.json", "folds.json"  # what a folder holds once there is something to resume
 SEVERAL = 5  # test samples of a class, of which arg max should find some
 LITTLE = 0.97  # of the log loss of class frequencies, from which on probabilities say almost nothing
-SCORED = {"test": "test", "held_out_balanced": "held out, as if balanced"}
+SCORED = {"test": "test", "held_out_balanced": "held out, classes weigh equally"}
 
 
 def _print_settings(value: bool) -> None:

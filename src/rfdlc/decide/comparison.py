@@ -12,6 +12,7 @@ from rfdlc.decide.evaluation import (
     ANSWERED,
     COST,
     GAP,
+    REGIONAL,
     WORTH,
     Evaluation,
     aligned,
@@ -67,6 +68,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     groups: int | None = None
     has_costs: bool = False  # the utility of both sides is that of costs: tables show these
+    two_classes: bool = False  # then tables leave out what is about regions of classes
 
     def __getitem__(self, name: str) -> Difference:
         return next(found for found in self.differences if found.name == name)
@@ -96,6 +98,7 @@ class Comparison:
         """The differences that tables show: costs as such, and nothing about abstentions where there are none."""
         abstains = any(d.a or d.b for d in self.differences if d.name == "abstention_rate")
         rows = [d for d in self.differences if abstains or d.name not in ANSWERED]
+        rows = [d for d in rows if not (self.two_classes and _metric(d).name in REGIONAL)]
         costs = {d.name for d in rows if {WORTH, GAP} & {d.name, _metric(d).parent}} if self.has_costs else ()
         return [d.as_cost if d.name in costs else d for d in rows]
 
@@ -171,8 +174,8 @@ def compare_outcomes(
     adjusted = asked | dict(zip(distinct, _holm(np.array(list(distinct.values()))), strict=True))
     differences = tuple(replace(_possible(row), p=float(adjusted[_likeness(row)])) for row in rows)
     count = None if groups is None else len(np.unique(groups))
-    has_costs = all(o.utility.has_costs for o in (*a, *b))
-    return Comparison(names, len(a[0]), (len(a), len(b)), differences, count, has_costs)
+    kind = all(o.utility.has_costs for o in (*a, *b)), len(a[0].classes) == 2
+    return Comparison(names, len(a[0]), (len(a), len(b)), differences, count, *kind)
 
 
 def paired_difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] | None:
