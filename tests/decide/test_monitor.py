@@ -211,10 +211,10 @@ def test_scores_that_look_like_a_rare_class_are_more_than_label_shift():
 def test_scores_under_another_prior_seldom_misfit(decider):
     """P-values of label shift are not smaller than they should be, whatever the size of the shift."""
     rng, found = np.random.default_rng(11), []
-    for _ in range(20):
+    for _ in range(10):
         reference = Reference.fit(decider, *model(rng, 3000), logits=True)
         for prior in (MIX, [0.7, 0.2, 0.1], [0.4, 0.3, 0.3]):
             for _ in range(5):
                 found.append(assess(reference, Decided.of(decider, model(rng, 1000, prior)[0], logits=True)).misfit)
-    assert np.mean(np.array(found) < 0.05) <= 0.08
-    assert np.mean(np.array(found) < 0.01) <= 0.03
+    assert np.mean(np.array(found) < 0.05) <= 0.09
+    assert np.mean(np.array(found) < 0.01) <= 0.035
