@@ -41,7 +41,7 @@ FILES = (
 MOST_REPEATS = 50  # rows per value of an identifier; with more, values may be kinds of something, such as stores
 PEOPLE = "patient|subject|participant|person|customer|client|user|member|donor|case"
 IDENTIFIER = re.compile(rf"({PEOPLE})[ _.-]?(id|no|nr|number|code|key)?|(.*[ _.-])?(uuid|guid|mrn|ssn)", re.IGNORECASE)
-CODES, MANY = (3, 50), 5  # whole numbers of so many kinds may be codes; rows per value
+CODES, MANY, SOME = (3, 50), 5, 10_000  # whole numbers of so many kinds may be codes; rows per value; rows
 _CURRENCY = r"([$\u00a2-\u00a5\u20a0-\u20c0]|AUD|CAD|CHF|CNY|CZK|DKK|EUR|GBP|INR|JPY|NOK|PLN|SEK|USD)"
 _DIGITS = r"(\d{1,3}([.,'\u2019 \u00a0\u202f]\d{3})+|\d+)([.,]\d+)?"  # perhaps with thousands separators
 _SPACE = r"[ \u00a0\u202f]?"
@@ -111,12 +111,16 @@ def doubtful_numbers(columns: Mapping[str, Column]) -> list[str]:
     numbers = {name: column for name, column in columns.items() if column.dtype == np.float64 and not list_of(name)}
     notes, codes = list[str](), list[str]()
     for name, column in numbers.items():
-        values, counts = np.unique(column[~np.isnan(column)], return_counts=True)
+        few = len(np.unique(column[:SOME])) <= CODES[1]  # sorting all of a long column takes long
+        values = np.unique(column[~np.isnan(column)]) if few else np.zeros(0)
         if CODES[0] <= len(values) <= min(CODES[1], len(column) // MANY) and (values % 1 == 0).all():
             codes.append(name)
-        for value, count, others in ((values[0], counts[0], values[1:]), (values[-1], counts[-1], values[:-1])):
-            nines = re.fullmatch(r"9{2,}", f"{abs(value):g}")  # far from all others, and often
-            if nines and count >= MANY and len(others) > 1 and np.abs(others - value).min() > np.ptp(others):
+        for value in (np.nanmin(column), np.nanmax(column)):
+            if not re.fullmatch(r"9{2,}", f"{abs(value):g}"):
+                continue
+            others = column[(column != value) & ~np.isnan(column)]
+            count = np.count_nonzero(column == value)
+            if count >= MANY and len(others) and np.abs(others - value).min() > np.ptp(others) > 0:
                 told = f"column {name!r} holds {value:g} in {count:,} rows, far from all other numbers"
                 notes.append(f"{told}: where it means missing, leave these cells empty")
                 warnings.warn(notes[-1], stacklevel=4)
