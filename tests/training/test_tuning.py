@@ -413,6 +413,33 @@ def test_what_gains_by_more_epochs_is_expected_to_gain_again():
         assert chosen_of(plan)["epochs"] == epochs
 
 
+def test_trials_that_have_hardly_begun_to_learn_are_not_preferred():
+    """Losses of a real run at chance, log 5 = 1.609: flips had learned nothing, and were chosen for regularising."""
+    crop, none = {"augment": "crop", "mixup": 0.0}, {"augment": "none", "mixup": 0.0}
+    flips, mixed = {"augment": "crop-flip", "mixup": 0.0}, {"augment": "crop-flip", "mixup": 0.4}
+    trials = [crop, none, flips, mixed]
+    rung = {"epochs": 8, "trials": trials, "losses": [1.6058, 1.5601, 1.6094, 1.6094], "errors": [0.03, 0, 0.03, 0.03]}
+    plan = {"epochs": 8, "rungs": [rung], "candidates": trials}
+    assert best(plan)[0] == mixed
+    assert best({**plan, "chance": np.log(5)}) == [none, crop, flips, mixed]
+    learned = {**rung, "losses": [0.62, 0.6, 0.63, 0.64]}  # of what have learned as much, those that regularise more
+    assert best({**plan, "rungs": [learned], "chance": np.log(5)})[0] == mixed
+    noise = {**rung, "losses": [1.6081, 1.6093, 1.6094, 1.6075]}  # then what is trained without trials
+    assert best({**plan, "rungs": [noise], "chance": np.log(5)}) == trials
+
+
+def test_trials_at_chance_choose_nothing(tmp_path, monkeypatch):
+    chance = np.log(8)
+    near = certain(lambda trials: [chance - 0.001 * k for k, _ in enumerate(trials)])
+    monkeypatch.setattr(trying, "held_out_losses", near)
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    run = rfdlc.train(places(300), "rf-dlc", tmp_path / "run", widths=32, epochs=200)
+    plan = read(tmp_path / "run")
+    assert plan["chance"] == pytest.approx(chance, abs=1e-6)
+    assert (run.config.augment, run.config.mixup) == ("crop", 0.0)
+    assert not any(rung.get("varies") for rung in plan["rungs"])
+
+
 def test_what_regularises_less_must_be_clearly_better():
     weak, usual = {"augment": "none", "mixup": 0.0}, {"augment": "crop", "mixup": 0.4}
     half, flipped = {"augment": "crop", "mixup": 0.0}, {"augment": "crop-flip", "mixup": 0.4}

@@ -38,6 +38,7 @@ class TrialPlan(BaseModel):
     trainings: Settings = {}  # which train on all samples in the end
     network: Settings = {}  # a smaller one, as the budget is short
     stronger: Settings = {}  # of a training with RandAugment that is longer than its trials
+    chance: float = 0.0  # the loss of a network that has learned nothing; older plans have none
     measured: float = 0.0  # seconds that measuring took
     seconds: list[float] = []  # that rungs took
     chosen: Settings = {}  # at the end of all trials

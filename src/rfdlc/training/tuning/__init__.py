@@ -21,7 +21,7 @@ from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer, TrainingInterrupted
 from rfdlc.training.trial_plan import TUNING, TrialPlan
-from rfdlc.training.tuning.choosing import choose_settings
+from rfdlc.training.tuning.choosing import choose_settings, learned_nothing
 from rfdlc.training.tuning.planning import SHARE, epochs_of_each, plan_trials
 from rfdlc.training.tuning.trying import try_in_time, written_out
 
@@ -75,6 +75,8 @@ def tune(trainer: Trainer, run: Run) -> None:
     run.config = run.config.replace(**plan.chosen)
     if plan.rungs or len(plan.chosen) > 1:
         announce(f"chosen     {written_out(plan.chosen)}")
+    if plan.tried and learned_nothing(plan):
+        announce("trials     learned nothing in their time, so they chose nothing: more time, or tune=off, may help")
 
 
 def _make_trials(trainer: Trainer, run: Run, began: float) -> TrialPlan:

@@ -1,6 +1,7 @@
 """Which trial is best, by what its loss would be after as many epochs as the training has."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rfdlc.training.trial_plan import Rung, Settings, TrialPlan
@@ -13,6 +14,7 @@ UNCERTAIN = 2  # standard errors: as much better must a variation be, or a trial
 LESS = 0.75  # of what twice the epochs gain, twice as many again gain
 RISE = 1.05  # of the loss with more epochs, from which on fewer epochs are better
 SLOWER = 0.1  # of the loss, by which shorter trials with RandAugment may be behind
+NOTHING, HALF = 0.01, 0.5  # of the loss at chance, less than which teaches nothing; of what the best trial has learned
 
 
 class _Expected(NamedTuple):
@@ -45,7 +47,10 @@ def best_first(plan: TrialPlan) -> list[Settings]:
     if last.varies:
         return [_best_variation(last, max(earlier[-1].errors or [0.0]))]
     trials = _expected(last, earlier, plan)
+    if learned_nothing(plan):  # losses are noise
+        return sorted((trial.settings for trial in trials), key=_order(plan))
     best = min(trials, key=lambda trial: trial.loss)
+    learned = {str(own): plan.chance - loss for own, loss in last.pairs}
 
     def place(trial: _Expected) -> tuple[bool, int, float]:
         """Trials that regularise less come first only if they are clearly better."""
@@ -53,9 +58,22 @@ def best_first(plan: TrialPlan) -> list[Settings]:
         if trial.missing < 0 and last.epochs < LONG_EPOCHS:
             slack = max(slack, SLOWER * best.loss)
         near = trial.loss <= best.loss + slack
+        if plan.chance and learned[str(trial.settings)] < HALF * max(learned.values()):
+            near = False  # it has hardly begun to learn, so that its standard error says little
         return not near, trial.missing if near else 0, trial.loss
 
     return [trial.settings for trial in sorted(trials, key=place)]
+
+
+def learned_nothing(plan: TrialPlan) -> bool:
+    """Whether the last trials are all about as good as chance."""
+    *_, last = plan.tried
+    return 0 < plan.chance * (1 - NOTHING) < min(loss for _, loss in last.pairs)
+
+
+def _order(plan: TrialPlan) -> Callable[[Settings], int]:
+    """The place of settings among the candidates, of which the first are what is trained without trials."""
+    return lambda own: plan.candidates.index(own) if own in plan.candidates else len(plan.candidates)
 
 
 def _best_variation(rung: Rung, error: float) -> Settings:

@@ -47,7 +47,7 @@ def plan_trials(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> T
     plan = _with_share(trainer, run, candidates, speed, SHARE if candidates else 0.0)
     if candidates and not plan.rungs:  # trials that cannot be afforded leave their time to epochs
         plan = _with_share(trainer, run, candidates, speed, 0.0)
-    plan.network = network
+    plan.network, plan.chance = network, round(math.log(len(trainer.data.classes)), 6)
     spent = plan.epochs * (1 + ("warm_refit" in plan.trainings))  # on each network
     if run.method.mixes and spent >= max(LONG_EPOCHS, LONG_STEPS / steps_per_epoch(trainer, run)):
         plan.stronger = {name: value for name, value in STRONGER.items() if name not in run.given}

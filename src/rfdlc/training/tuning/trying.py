@@ -21,7 +21,7 @@ from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer
 from rfdlc.training.trial_plan import TUNING, Rung, Settings, TrialPlan
 from rfdlc.training.tuning.candidates import missing_regularisers, trial_of, variations
-from rfdlc.training.tuning.choosing import best_first
+from rfdlc.training.tuning.choosing import best_first, learned_nothing
 from rfdlc.training.tuning.planning import SHARE
 
 
@@ -43,8 +43,8 @@ def try_in_time(trainer: Trainer, run: Run, plan: TrialPlan, rung: Rung) -> None
     """Try a rung that has no losses; with a budget, leave it out if too little of that is left."""
     if rung.losses:
         return
-    if rung.varies and missing_regularisers(best_first(plan)[0], plan.stronger) < 0:
-        plan.rungs.remove(rung)  # the training has settings that trials have not, beside which others may be the best
+    if rung.varies and (learned_nothing(plan) or missing_regularisers(best_first(plan)[0], plan.stronger) < 0):
+        plan.rungs.remove(rung)  # losses are noise, or the training has settings that trials lack
         run.write_json(TUNING, plan.to_dict())
         return
     if not run.config.budget:
