@@ -19,6 +19,7 @@ from rfdlc.errors import InputError, counted, expect
 MAX_EXPANSION = 200  # times its size, that a compressed file may unpack to
 LAST_CHARACTER = 0x10FFFF
 OBJECTS = "Python objects, which are never unpickled: save numbers or text instead"
+FOLDED = "folds.json"  # says how the folder of a cross-validation was made
 ALWAYS_UNPACKED = 2**30  # bytes, however small the file is
 
 
@@ -41,6 +42,8 @@ def runs_inside(folder: Path) -> str:
     """What to say of a folder that holds run folders but is none, such as `runs/` or a cross-validation; or nothing."""
     made = [] if (folder / "config.json").exists() else [*folder.glob("*/config.json"), *folder.glob("*/*/config.json")]
     runs = sorted(str(file.parent) for file in made if (file.parent / "classes.json").is_file())
+    if (folder / FOLDED).exists() and not (folder / "predictions.npz").exists():
+        return f"{folder} is a cross-validation that is not finished: run the command that made it again, it continues"
     held = f"{counted(len(runs), 'run')} ({', '.join(runs[:3])}{', ...' if runs[3:] else ''})"
     return f"{folder} is not a run folder: it holds {held}; give one of them" if runs else ""
 

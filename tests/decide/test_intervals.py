@@ -15,7 +15,7 @@ from sklearn.metrics import balanced_accuracy_score
 
 from rfdlc import Classes, Decider, Predictions, Utility, compare, evaluate
 from rfdlc.decide import metrics
-from rfdlc.decide.intervals import STRICT, bounded_mean, distances, group_shares, mean, within_classes
+from rfdlc.decide.intervals import STRICT, bounded_mean, distances, group_shares, mean, student, within_classes
 from rfdlc.decide.outcomes import cross_fitted, observe
 
 CLASSES = Classes.from_counts([900, 500, 280, 150, 85, 47, 26, 14, 8, 5])
@@ -317,3 +317,11 @@ def test_cross_fitted_outcomes_are_those_of_fits_without_the_sample():
 def test_an_interval_of_a_mean_stays_where_the_mean_can_be(seen, ends):
     low, high = mean(np.array(seen), ends).interval()
     assert ends[0] <= low <= np.mean(seen) <= high <= ends[1]
+
+
+def test_intervals_of_losses_are_not_negative():
+    losses = np.r_[np.full(60, 1e-3), 3.0]  # one large loss among small ones
+    low, high = student(losses)
+    assert low < 0
+    assert mean(losses).interval() == (0.0, high)
+    assert mean(losses - 1).interval()[0] == pytest.approx(low - 1)

@@ -13,6 +13,7 @@ from rfdlc import InputError
 from rfdlc.cli import app
 from rfdlc.data.longtail import assign_folds
 from rfdlc.progress import shown
+from rfdlc.training import trainer
 
 SMALL = {"epochs": 1, "widths": (4,), "backbone": "mlp", "particles": 1, "device": "cpu"}
 
@@ -107,6 +108,30 @@ def test_commands_read_the_folder(tmp_path):
     assert CliRunner().invoke(app, words).exit_code == 0  # continued: nothing was left to do
     assert CliRunner().invoke(app, [*words[:-2], "--force", "widths=8"]).exit_code == 0
     assert json.loads((out / "folds.json").read_text())["settings"] == {"epochs": "1", "widths": "8"}
+
+
+def test_what_was_interrupted_says_how_to_go_on(tmp_path, monkeypatch):
+    """A fold alone cannot be resumed: its data are in memory."""
+    source, out = grouped(tmp_path / "t.csv"), tmp_path / "cv"
+    words = ["train", str(source), "--method", "ce", "--out", str(out), "--cv", "2", "epochs=2", "widths=4"]
+    done, fit = [], trainer.Trainer.fit
+
+    def stopped(self, runs):
+        done.append(runs)
+        if len(done) == 2:
+            raise trainer.TrainingInterrupted("stopped after epoch 1 of 2; continue with `rfdlc resume fold-1`")
+        return fit(self, runs)
+
+    monkeypatch.setattr(trainer.Trainer, "fit", stopped)
+    with shown():
+        result = CliRunner().invoke(app, words)
+    assert result.exit_code == 130
+    assert "stopped in fold 2 of 2; the same call continues" in result.stderr
+    assert "resume" not in result.stderr
+    with pytest.raises(InputError, match="is a cross-validation that is not finished: run the command that made it"):
+        rfdlc.Predictions.load(out)
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert len(rfdlc.Predictions.load(out)) == 90
 
 
 def test_folds_keep_copies_together():

@@ -1,6 +1,7 @@
 """What a budget has time for is found in a small share of it: what is clearly too slow is not measured."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import rfdlc
+from rfdlc.data.images import Resizing
 from rfdlc.progress import shown
 from rfdlc.training import measuring
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import method_net
 from rfdlc.training.run import Run
+from rfdlc.training.trainer import Trainer
 from rfdlc.training.tuning import planning
 
 SPEED = 2e9  # multiply-adds of one image per second, of the clock below
@@ -85,6 +88,15 @@ def test_a_short_budget_takes_smaller_images_in_little_time(tmp_path, clock, cap
     told = f"smaller    cnn on images of {chosen[1]} pixels, particles: {chosen[2]}, as the budget is short\n"
     assert (told in said) == (chosen[0] == "cnn")
     assert ('pip install "rfdlc[vision]"; rfdlc embed' in said) == (chosen[0] == "cnn")
+
+
+@pytest.mark.parametrize(("height", "size", "least"), [(SIDE, 32, 16), (SIDE // 4, 64, 64)])
+def test_long_images_keep_sixteen_pixels_across(tmp_path, clock, height, size, least):
+    """Of padded squares of 32 pixels, a quarter is 8 pixels of the images."""
+    padded = Resizing("pad", content=f"{SIDE}x{height}")
+    data = replace(rfdlc.load(photos()), resizing=padded)
+    assert trained(tmp_path / "run", 60, data).config.image_size == size
+    assert measuring.smallest_side(Trainer(data)) == least
 
 
 def test_a_size_that_is_given_stays(tmp_path, clock, capsys):

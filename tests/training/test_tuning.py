@@ -312,11 +312,12 @@ def test_slow_steps_leave_the_budget_to_the_training(tmp_path, slow, capsys):
 
 def test_the_size_of_images_that_a_budget_has_time_for_is_named():
     config, plan = TrainConfig(budget=180, epochs=100), TrialPlan(epochs=1, seconds_per_epoch=86, rungs=[])
-    told = planning._remedy(config, plan, planning.Speed(86.0, 1.0, 10.0), 7, 128)
+    told = planning._remedy(config, plan, planning.Speed(86.0, 1.0, 10.0), 7, (128, 16))
     wanted = 500 * 86 / 7 / 0.9
     assert told.startswith(f"; {int(np.ceil(10 + wanted))} s give 500 steps")
     assert told.endswith("so does data.image_size=16 in this budget")
     assert int(128 * (170 / wanted) ** 0.5) // 8 * 8 == 16
+    assert "image_size" not in planning._remedy(config, plan, planning.Speed(86.0, 1.0, 10.0), 7, (128, 64))
 
 
 def test_one_step_is_measured_however_long_it_takes(tmp_path, slow):

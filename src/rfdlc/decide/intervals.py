@@ -120,7 +120,8 @@ def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, differs:
         if size < FEWEST or (np.ptp(known) == 0 if ends is None else ends[1] - ends[0] < 1e-12):
             return None  # nothing is known about the spread, or the value is certain
         if ends is None:
-            return student(known, effect)
+            low, high = student(known, effect)
+            return (max(0.0, low) if known.min() >= 0 else low), high  # losses are not negative
         return bounded_mean(known, np.ones(size), ends, effect)[1]
 
     unseen = 0.0 if ends is None else (differs * (ends[1] - ends[0]) / size) ** 2 / 2

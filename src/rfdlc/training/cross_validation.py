@@ -20,14 +20,13 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import CORRECTED
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import REPLACE, InputError, expect
-from rfdlc.files import replacing
+from rfdlc.files import FOLDED, replacing
 from rfdlc.progress import announce
 from rfdlc.training.distributed import started_processes
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run, data_of
 from rfdlc.training.train import resume, train
-
-FOLDED = "folds.json"  # what a folder was made with
+from rfdlc.training.trainer import TrainingInterrupted
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,10 @@ def cross_validate(
         announce(f"fold {number + 1} of {folds}")
         apart = given.held_apart(np.flatnonzero(fold != number), rows)
         part = replace(apart, val=given.val, test=apart.val)
-        models.append(_trained(part, method, path / f"fold-{number}", settings))
+        try:
+            models.append(_trained(part, method, path / f"fold-{number}", settings))
+        except TrainingInterrupted:  # a fold alone cannot be resumed: its data are part of others
+            raise TrainingInterrupted(f"stopped in fold {number + 1} of {folds}; the same call continues") from None
         classes, targets = models[-1].classes, samples.labels[rows]
         p = np.asarray(models[-1].decider.probabilities(models[-1].predict(samples.take(rows))))
         known: dict[str, Any] = {"targets": targets, "groups": None if groups is None else groups[rows]}

@@ -23,6 +23,7 @@ MOST = 0.05  # of a budget, for all measuring; one step of the training is measu
 QUICK, SLACK = 0.01, 4  # of a budget, for the smallest network; how many times as fast others may be per multiply-add
 TOO_FEW_STEPS, OF_SMALL = 2000, 500  # of a training, with which a smaller network learns more; of the small ones
 SIDES = (64, 32)  # in pixels, of larger images that are made smaller where a budget is short
+SMALLEST_CONTENT = 16  # pixels across the content of smaller images
 SMALL = {"backbone": "cnn", "mixup": 0.0}  # learns in few steps, with this optimiser unless the user has chosen
 ENOUGH = 0.02  # of a budget, or a second, after which more than five steps are not needed
 
@@ -103,6 +104,13 @@ def _multiply_adds(net: ParticleNet, side: int) -> float:
     return sum(own.numel() * (first / 2 ** max(0, i - late)) ** 2 for i, stage in stages for own in stage.parameters())
 
 
+def smallest_side(trainer: Trainer) -> int:
+    """Of squares of which 16 pixels are left across the content; of padded long images, that is less than the side."""
+    content = "" if trainer.data.resizing is None else trainer.data.resizing.content
+    sides = [int(own) for own in content.split("x")] if content else [1]
+    return math.ceil(SMALLEST_CONTENT * max(sides) / min(sides))
+
+
 def _smaller(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> list[dict[str, Any]]:
     """Networks that take less time, where the user has chosen none: a CNN, on smaller images, then one particle."""
     if net.name not in ("resnet32", "resnet50") or given & {"backbone", "shared_stages"}:
@@ -111,7 +119,8 @@ def _smaller(trainer: Trainer, run: Run, net: ParticleNet, given: set[str]) -> l
     sized = side <= SIDES[0] or "image_size" in given | run.metadata["data"]["options"].keys()
     rates = {} if given & {*SMALL_CNN} else SMALL_CNN
     small = {name: value for name, value in SMALL.items() if name not in given} | rates
-    found = [{**small, "image_size": own} for own in ([config.image_size] if sized else SIDES)]
+    sides = [own for own in SIDES if own >= smallest_side(trainer)] or [SIDES[0]]
+    found = [{**small, "image_size": own} for own in ([config.image_size] if sized else sides)]
     several = config.particles > 1 and run.method.combination is as_they_are and len(config.prior_tau) < 2
     fixed = given & {"particles", "learning_rate", "weight_decay"}
     return [*found, found[-1] | alone(config.replace(**small))] if several and not fixed else found

@@ -167,7 +167,8 @@ def _check_hub(found: Mapping[str, Any]) -> None:
     """Raise at once where the weights cannot be downloaded: timm would try for a minute."""
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    fix = "give a file, pretrained=FILE.safetensors, or start from random weights, pretrained=none"
+    fix = "give a file, pretrained=FILE.safetensors, or start from random weights, pretrained=none (of `rfdlc embed` "
+    fix += "--pretrained)"
     place, name = found.get("hf_hub_id"), found["architecture"]
     expect(place or found.get("url"), f"timm has no pretrained weights of {PREFIX}{name}: {fix}")
     if place and not isinstance(try_to_load_from_cache(place, "model.safetensors"), str):

@@ -19,7 +19,6 @@ SHARE = 0.3  # of the work of the training, that its trials may cost
 FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
 DEAREST = 2.0  # cost of a trial in trainings as long: it has one network. More is other work on the machine
-SMALLEST_SIDE = 16  # of images that are proposed for a budget
 FEW = 0.25  # of the usual number of epochs, below which a budget is too short for good results
 RETURNED = 0.2  # the share that is held out where a refit trains the same networks on it
 # Those of rf-dlc-strong, for trainings with RandAugment of so many epochs and steps: half of them do not show the gain.
@@ -54,7 +53,8 @@ def plan_trials(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> T
     if run.config.budget:
         plan.measured, plan.seconds = round(speed.measured, 3), []
         side = trainer.data.input_shape[-1] if trainer.data.resizing is not None else 0
-        _announce_shortage(run.config, plan, speed, spent, steps_per_epoch(trainer, run), run.config.image_size or side)
+        sides = run.config.image_size or side, measuring.smallest_side(trainer)
+        _announce_shortage(run.config, plan, speed, spent, steps_per_epoch(trainer, run), sides)
     return plan
 
 
@@ -148,19 +148,25 @@ def _announce_network(config: TrainConfig) -> None:
         announce(f"features   of a pretrained network usually suit photos better: {INSTALL}; {embed}")
 
 
-def _remedy(config: TrainConfig, plan: TrialPlan, speed: Speed, steps: int, side: int) -> str:
-    """Where a budget has time for few steps of `steps` per epoch: how long more take, and of images which size fits."""
+def _remedy(config: TrainConfig, plan: TrialPlan, speed: Speed, steps: int, sides: tuple[int, int]) -> str:
+    """Where a budget has time for few steps of `steps` per epoch: how long more take, and of images which size fits.
+
+    `sides` are that of the images, and the smallest that leaves enough of them.
+    """
+    side, smallest = sides
     trainings = config.replace(**plan.trainings).trainings
     wanted = measuring.OF_SMALL * speed.seconds * trainings / steps / SAFETY
     left = config.budget - speed.measured
     if not plan.epochs * steps < measuring.OF_SMALL < config.epochs * steps:
         return ""
     fits = int(side * (max(0.0, left) / wanted) ** 0.5) // 8 * 8  # time goes with the pixels
-    sized = f", and so does data.image_size={fits} in this budget" if fits >= SMALLEST_SIDE else ""
+    sized = f", and so does data.image_size={fits} in this budget" if fits >= smallest else ""
     return f"; {math.ceil(speed.measured + wanted)} s give {measuring.OF_SMALL} steps, about the least of use{sized}"
 
 
-def _announce_shortage(config: TrainConfig, plan: TrialPlan, speed: Speed, spent: int, steps: int, side: int) -> None:
+def _announce_shortage(
+    config: TrainConfig, plan: TrialPlan, speed: Speed, spent: int, steps: int, sides: tuple[int, int]
+) -> None:
     """That a budget is too short for good results, or even for the least that is trained."""
     if spent < FEW * config.epochs:
         share = SHARE if plan.candidates else 0
@@ -168,7 +174,7 @@ def _announce_shortage(config: TrainConfig, plan: TrialPlan, speed: Speed, spent
         enough = f"{math.ceil(speed.measured + training)} s give all of them"
         less = "" if plan.network else "; fewer particles and a smaller backbone take less"
         announce(
-            f"too short  {spent} of {config.epochs} epochs; {enough}{less}{_remedy(config, plan, speed, steps, side)}"
+            f"too short  {spent} of {config.epochs} epochs; {enough}{less}{_remedy(config, plan, speed, steps, sides)}"
         )
     expected = speed.measured + plan.epochs * speed.seconds * config.replace(**plan.trainings).trainings
     if expected > config.budget:
