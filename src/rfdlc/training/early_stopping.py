@@ -74,7 +74,8 @@ def plan_refit(run: Run) -> None:
         return
     seconds = [row["seconds"] for row in run.history if row["phase"] < config.folds]
     left = SAFETY * (config.budget - plan.measured - sum(plan.seconds) - sum(seconds))
-    planned, possible = config.refit_epochs or config.epochs, int(left / max(np.mean(seconds), 1e-9))
+    each = max(float(np.mean(seconds)), 1e-9) / (1 - config.hold_out)  # the samples that calibrated are trained on, too
+    planned, possible = config.refit_epochs or config.epochs, int(left / each)
     if run.phase < config.trainings and not planned <= possible < LONGER * planned:
         found = max(1, round(SHORTEST * planned), min(possible, LONGEST * planned))
         run.config = config.replace(refit_epochs=found)
