@@ -43,7 +43,7 @@ def runs_inside(folder: Path) -> str:
     made = [] if (folder / "config.json").exists() else [*folder.glob("*/config.json"), *folder.glob("*/*/config.json")]
     runs = sorted(str(file.parent) for file in made if (file.parent / "classes.json").is_file())
     if (folder / FOLDED).exists() and not (folder / "predictions.npz").exists():
-        return f"{folder} is a cross-validation that is not finished: run the command that made it again, it continues"
+        return f"{folder} is a cross-validation that is not finished: run the command that began it again to continue"
     held = f"{counted(len(runs), 'run')} ({', '.join(runs[:3])}{', ...' if runs[3:] else ''})"
     return f"{folder} is not a run folder: it holds {held}; give one of them" if runs else ""
 

@@ -224,7 +224,9 @@ def test_numbers_that_may_be_codes_or_missing_are_told():
 
 def test_columns_that_are_named_at_once_are_told():
     frame = pd.DataFrame({"a": [1, 2] * 20, "b": [1, 2] * 20, "target": ["x", "y"] * 20})
-    with pytest.raises(InputError, match="'a,b' does not exist: it names several: repeat the option for each"):
+    with pytest.raises(
+        InputError, match="'a,b' does not exist: it names several, and drop and categories are repeated for each"
+    ):
         rfdlc.load(frame, categories=["a,b"])
 
 

@@ -53,11 +53,11 @@ def test_by_columns_of_the_predictions(run, frame):
     assert row[:3] == ["M", str(part["samples"]), f"{part['mean_utility']:.4f}"]
     assert f"{part['accuracy']:.1%} ({100 * low:.0f} to {100 * high:.0f})" in " ".join(row)
     assert row[-2:] == [f"{part['ece']:.1%}", f"{part['abstention_rate']:.1%}"]
-    assert "what is handed over is wrong in accuracy" in " ".join(out.split())
+    assert "what is handed over counts as wrong in accuracy" in " ".join(out.split())
     of_classes = " ".join(
         run("evaluate", "probs.csv", "-u", "U.csv", "--classes", ",".join(NAMES), "--per-class")[1].split()
     )
-    assert "what is handed over is missed in recall, right in specificity" in of_classes
+    assert "what is handed over counts as missed in recall, right in specificity" in of_classes
     assert "handed over" not in run("evaluate", "probs.csv", "--by", "sex", "--by", "year")[1]
 
 

@@ -368,7 +368,9 @@ def test_codes_with_underscores_are_no_numbers() -> None:
 def test_a_text_among_numbers_is_missing_and_told(tmp_path: Path) -> None:
     lines = [f"{'unknown' if i % 9 == 3 else i // 2},{'#N/A' if i == 4 else i},{'ab'[i % 2]}" for i in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["age,mass,label", *lines]))
-    with pytest.warns(UserWarning, match="column 'age' holds numbers, and 'unknown' among them was read as missing"):
+    with pytest.warns(
+        UserWarning, match="column 'age' holds numbers; read as missing: 'unknown'; leave such cells empty"
+    ):
         data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
     encoder = data.encoder
     assert encoder is not None
@@ -382,6 +384,25 @@ def test_a_text_among_numbers_is_missing_and_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds numbers in the training data, but here 'unheard of' in row 2"):
         again.transform({**rows, "age": ["7", "unheard of", ""]})
     assert [*again.wrong_cells({**rows, "age": ["unknown", "7", "unheard of"]})] == [2]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b'{"columns": ["x"]}',
+        b"[1]",
+        b'{"columns": 3}',
+        b'{"columns": [{"pandas_type": "categorical"}]}',
+        b"{oops",
+        b"[",
+    ],
+)
+def test_what_pandas_did_not_write_about_a_parquet_file_says_nothing(tmp_path: Path, written: bytes) -> None:
+    table = pa.table({"x": [1.0, 2.0] * 20, "target": ["a", "b"] * 20})
+    pq.write_table(table.replace_schema_metadata({b"pandas": written}), tmp_path / "t.parquet")
+    encoder = rfdlc.load(tmp_path / "t.parquet").encoder
+    assert encoder is not None
+    assert encoder.features == ("x",)
 
 
 @pytest.mark.parametrize(

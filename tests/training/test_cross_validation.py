@@ -126,9 +126,9 @@ def test_what_was_interrupted_says_how_to_go_on(tmp_path, monkeypatch):
     with shown():
         result = CliRunner().invoke(app, words)
     assert result.exit_code == 130
-    assert "stopped in fold 2 of 2; the same call continues" in result.stderr
+    assert "stopped in fold 2 of 2; do the same again to continue" in result.stderr
     assert "resume" not in result.stderr
-    with pytest.raises(InputError, match="is a cross-validation that is not finished: run the command that made it"):
+    with pytest.raises(InputError, match="is a cross-validation that is not finished: run the command that began it"):
         rfdlc.Predictions.load(out)
     assert CliRunner().invoke(app, words).exit_code == 0
     assert len(rfdlc.Predictions.load(out)) == 90

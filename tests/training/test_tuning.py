@@ -529,6 +529,7 @@ def test_standard_errors_are_those_of_differences_on_the_same_samples():
         ({"budget": 0}, "cpu", 0),
         ({"tune": "off"}, "cpu", 0),
         ({}, "cuda", 0),
+        ({"preset": "digits-lt", "tune": "auto"}, "cpu", 0),  # whose network takes seconds
     ],
 )
 def test_images_on_a_cpu_have_a_budget_where_nothing_says_how_long(tmp_path, monkeypatch, given, device, budget):
@@ -536,6 +537,19 @@ def test_images_on_a_cpu_have_a_budget_where_nothing_says_how_long(tmp_path, mon
     monkeypatch.setattr("rfdlc.training.train.tune", lambda trainer, run: None)
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     assert rfdlc.train(places(60), "rf-dlc", tmp_path / "run", **given).config.budget == budget
+
+
+def test_plain_networks_are_trained_and_decide_for_the_same_prior(tmp_path):
+    images, labels = places(400)
+    kept = np.flatnonzero((labels < 4) & (np.random.default_rng(1).random(400) < np.where(labels == 0, 1, 0.3)))
+    others, truth = (values[places(200, 1)[1] < 4] for values in places(200, 1))
+    data = {"train": (images[kept], labels[kept]), "test": (others, truth)}
+    plain = {"prior_tau": "", "head": "linear", "augment": "none", "tune": "off"}
+    model = rfdlc.train(data, "rf-dlc", tmp_path / "run", widths=32, epochs=60, batch_size=32, **plain)
+    assert model.config.prior_tau == ()
+    np.testing.assert_allclose(model.decider.train_prior, np.bincount(labels[kept]) / len(kept), atol=1e-6)
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]["accuracy"] > 0.9
+    assert rfdlc.Model.load(tmp_path / "run").config == model.config
 
 
 def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):

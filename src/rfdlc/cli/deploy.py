@@ -95,9 +95,8 @@ def _written(done: Any, out: Path, what: str) -> tuple[dict[str, Any], list[str]
     listed = done.skipped_file and str(done.skipped_file)
     summary = {"out": str(out), "samples": done.samples, "complete": done.complete, "skipped": done.skipped}
     lines = [f"{counted(done.samples, 'sample')}, {what}: {out}"]
-    lines += (
-        [f"{counted(done.skipped, 'broken sample')} left out{f': {listed}' if listed else ''}"] if done.skipped else []
-    )
+    where = f": {listed}" if listed else ""
+    lines += [f"{counted(done.skipped, 'broken sample')} left out{where}"] if done.skipped else []
     share = ["this process has finished its share; the last one to finish writes the file"]
     return summary | {"skipped_file": listed}, lines if done.complete else share
 

@@ -15,6 +15,7 @@ import rfdlc
 from rfdlc.cli.request import DataRequest, Force, JsonOption, RunFolder, Source, data_options, takes_request
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect, listing, printable
+from rfdlc.files import FOLDED
 from rfdlc.imports import check_imports
 from rfdlc.progress import announce, speaks
 
@@ -27,7 +28,7 @@ SETTINGS = "Settings; `rfdlc train --settings` lists them."
 Pairs = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help=SETTINGS, show_default=False)]
 
 PREFIXES = "data.", "backbone."  # of options that are passed on: to the reader of the data, to timm
-RUNS = "config.json", "folds.json"  # what a folder holds once there is something to resume
+RUNS = "config.json", FOLDED  # what a folder holds once there is something to resume
 SEVERAL = 5  # test samples of a class, of which arg max should find some
 LITTLE = 0.97  # of the log loss of class frequencies, from which on probabilities say almost nothing
 SCORED = {"test": "test", "held_out_balanced": "held out, classes weigh equally"}

@@ -95,7 +95,7 @@ def part_table(kind: str, parts: Mapping[Any, Any]) -> Any:
     keys = [key for key in keys if key != WORTH[1] or WORTH[0] not in keys]
     size, left = "samples" + " (groups)" * bool(rows[0][1].get("groups")), len(parts) - len(rows)
     told = [HANDED_OVER[key] for key in keys if key in HANDED_OVER] if "abstention_rate" in keys else []
-    notes = [f"{left:,} more: --json"] * bool(left) + [f"what is handed over is {listing(told)}"] * bool(told)
+    notes = [f"{left:,} more: --json"] * bool(left) + [f"what is handed over counts as {listing(told)}"] * bool(told)
     table = new_table(kind, size, *map(COLUMNS.__getitem__, keys), caption="; ".join(notes) or None)
     for name, row in rows:
         groups = f" ({row['groups']:,})" if row.get("groups") else ""

@@ -1,7 +1,7 @@
 """Cells of tables as they are read: numbers, dates, or texts, and None for a missing value."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -16,7 +16,7 @@ from rfdlc.tables import is_number, number
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "<na>", "nat"})
 MOST_CATEGORIES = 1000
 FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
-FEW_CATEGORIES = 20  # more of a column are hardly kinds of something, if they are numbers
+FEW_CATEGORIES = 20  # a column with more different numbers, or identifiers, hardly holds categories
 NAMING = 0.99  # a column with more different texts than this share of the rows names rows
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 TOO_LARGE = "column {!r} has an infinite or too large value in row {} ({}): "
@@ -114,14 +114,12 @@ def _dates(cells: Cells) -> Column:
     return np.full(len(dates), None) if np.isnat(dates).all() else dates
 
 
-def stray_texts(cells: Cells) -> tuple[str, ...]:
+def stray_texts(column: Iterable[str | None]) -> tuple[str, ...]:
     """The few texts, such as `unknown` or `<5`, of a column that otherwise holds many different numbers.
 
     None of whole numbers that hardly repeat: with texts among them, they name rows.
     """
-    if _is_typed_date(cells) or _numbers(cells) is not None:
-        return ()
-    given = [text for text in text_column(cells) if text is not None]
+    given = [text for text in column if text is not None]
     texts = {*given}
     strays = sorted(text for text in texts if not is_number(text))
     if len(texts) <= FEW_CATEGORIES or not len(strays) < FEW * len(texts):

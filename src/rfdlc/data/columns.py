@@ -21,7 +21,7 @@ from rfdlc.data.cells import (
     stray_texts,
     text_column,
     without,
-)  # fmt: skip
+)
 from rfdlc.data.copies import first_copies
 from rfdlc.data.frames import list_of
 from rfdlc.data.sources.image_files import is_image
@@ -148,12 +148,12 @@ def identities(
             every = "every row" if share == 1 else f"{share:.1%} of the rows"
             every += " that has one" if blanks else ""
             reason = "it names rows and says nothing about the class"
-            reason += f"; {_keeping(name, columns[name], frame)}" if blanks or columns[name].dtype != object else ""
+            reason += f"; {_how_to_keep(name, columns[name], frame)}" if blanks or columns[name].dtype != object else ""
             notes.append(f"column {name!r} has a different value in {every} and was left out: {reason}")
             complete = share == 1 and not blanks
             ids, identity = ids or (texts if complete else None), identity or (None if blanks else name)
         elif different > fewest and (told := _memorised(name, columns[name])):
-            keep = _keeping(name, columns[name], frame)
+            keep = _how_to_keep(name, columns[name], frame)
             notes.append(told.format(name, different, len(texts), grouping(name, frame), keep))
             warnings.warn(notes[-1], stacklevel=4)
         else:
@@ -171,9 +171,9 @@ def parse_columns(
     """
     columns, strays = dict[str, Column](), dict[str, tuple[str, ...]]()
     for name, own in cells.items():
-        found = () if name in categories else stray_texts(own)
-        strays |= {name: found} if found else {}
-        columns[name] = category_column(own) if name in categories else parse_column(name, without(own, found))
+        columns[name] = category_column(own) if name in categories else parse_column(name, own)
+        if columns[name].dtype == object and name not in categories and (found := stray_texts(columns[name])):
+            strays[name], columns[name] = found, parse_column(name, without(columns[name], found))
     return columns, strays
 
 
@@ -181,9 +181,9 @@ def warn_of_strays(strays: Mapping[str, tuple[str, ...]], frame: str = "") -> li
     """Say which texts among numbers were read as missing; the notes of a data set."""
     notes = list[str]()
     for name, texts in strays.items():
-        told = f"column {name!r} holds numbers, and {listing(map(repr, texts), 3)} among them was read as missing"
+        told = f"column {name!r} holds numbers; read as missing: {listing(map(repr, texts), 3)}"
         fix = beyond(texts) or f"leave such cells empty, or keep all as categories ({keeping([name], frame)})"
-        notes.append(f"{told}: {fix}")
+        notes.append(f"{told}; {fix}")
         warnings.warn(notes[-1], stacklevel=4)
     return notes
 
@@ -201,7 +201,7 @@ def without_identities(cells: Mapping[str, Any], frame: str, categories: Collect
     return [*columns]
 
 
-def _keeping(name: str, column: Column, frame: str) -> str:
+def _how_to_keep(name: str, column: Column, frame: str) -> str:
     """How to keep a column that would be left out: texts as categories, numbers by another name."""
     rename = f"to keep it as a feature, rename it, for example to {f'{name}_feature'!r}"
     return f"to keep it as categories, {keeping([name], frame)}" if column.dtype == object else rename

@@ -268,7 +268,7 @@ def of_files(
 def _table(path: Path, spec: InputSpec, split: str | None, skip_broken: bool) -> Samples:
     """Rows encoded as the training rows were. Of the other columns, the one that named rows there gives the ids.
 
-    That of groups is copied as `group`; an empty cell is a group of its own. Where rows are left out, all are numbered.
+    Without it, rows are numbered if some may be left out. Groups are copied as `group`; an empty cell is its own.
     """
     from pyarrow import array
 
@@ -285,18 +285,20 @@ def _table(path: Path, spec: InputSpec, split: str | None, skip_broken: bool) ->
     where = f"{path}{'' if split is None else f', split {split}'}"
 
     def read(wanted: range) -> Chunk:
-        cells = rows[wanted]
+        cells, kept, wrong = rows[wanted], np.arange(len(wanted)), dict[int, str]()
         names = [row + 1 for row in wanted] if identity is None else cells[identity].to_pylist()
-        wrong = encoder.wrong_cells(cells, wanted.start) if skip_broken else {}
-        kept = np.setdiff1d(np.arange(len(wanted)), [*wrong])
-        cells = {name: own.take(kept) for name, own in cells.items()} if wrong else cells
         try:
             features = encoder.transform(cells, start=wanted.start, told=told)
         except InputError as error:
-            raise InputError(f"{where}: {error}; or leave such rows out with {SKIPPING}") from None
-        split = Split(
-            features, rows.labels[wanted.start + kept], [str(names[place]) for place in kept] if named else None
-        )
+            wrong = encoder.wrong_cells(cells, wanted.start)
+            if not (wrong and skip_broken):
+                raise InputError(
+                    f"{where}: {error}{f'; or leave such rows out with {SKIPPING}' if wrong else ''}"
+                ) from None
+            kept = np.setdiff1d(kept, [*wrong])
+            features = encoder.transform({name: own.take(kept) for name, own in cells.items()}, told=told)
+        ids = [str(names[place]) for place in kept] if named else None
+        split = Split(features, rows.labels[wanted.start + kept], ids)
         return Chunk(split, tuple(f"{where}: {wrong[place]}" for place in sorted(wrong)), kept)
 
     def columns(wanted: range) -> dict[str, Any]:

@@ -28,10 +28,10 @@ from rfdlc.data.cells import (
     parse_column,
     text_column,
     without,
-)  # fmt: skip
+)
 from rfdlc.data.frames import list_of, with_items
 from rfdlc.dates import is_date
-from rfdlc.errors import expect, listing
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.tables import is_number, number
 
 LIMIT = re.compile(r"[<>\u2264\u2265]=?\s*\d+([.,]\d+)?", re.ASCII)  # below or above what can be measured
@@ -216,8 +216,8 @@ class ColumnCode:
         cells = without(cells, self.missing)
         column = parse_column(self.name, cells, codes=False, start=start)
         if column.dtype.kind != ("M" if self.is_date else "f"):  # where all cells are missing, they are None
-            wrong = next(self.wrong_cells(cells, start), None)
-            expect(wrong is None, "" if wrong is None else wrong[1])
+            for _, told in self.wrong_cells(cells, start):
+                raise InputError(told)
         numbers = as_numbers(column)
         missing = np.isnan(numbers)
         self._tell_missing(missing, doubts)
@@ -293,10 +293,13 @@ class TableEncoder:
         return np.concatenate(features, axis=1, dtype=np.float32)
 
     def wrong_cells(self, table: Mapping[str, Cells], start: int = 0) -> dict[int, str]:
-        """The places of rows that `transform` refuses, and what is wrong with the first such cell of each."""
+        """The places of rows that `transform` refuses, and what is wrong with the first such cell of each.
+
+        None where columns are absent: then all rows are refused.
+        """
         found: dict[int, str] = {}
-        for column in self.columns:
-            for place, told in column.wrong_cells(table[column.name], start) if column.name in table else ():
+        for column in self.columns if all(column.name in table for column in self.columns) else ():
+            for place, told in column.wrong_cells(table[column.name], start):
                 found.setdefault(place, told)
         return found
 

@@ -90,7 +90,9 @@ def cross_validate(
         try:
             models.append(_trained(part, method, path / f"fold-{number}", settings))
         except TrainingInterrupted:  # a fold alone cannot be resumed: its data are part of others
-            raise TrainingInterrupted(f"stopped in fold {number + 1} of {folds}; the same call continues") from None
+            raise TrainingInterrupted(
+                f"stopped in fold {number + 1} of {folds}; do the same again to continue"
+            ) from None
         classes, targets = models[-1].classes, samples.labels[rows]
         p = np.asarray(models[-1].decider.probabilities(models[-1].predict(samples.take(rows))))
         known: dict[str, Any] = {"targets": targets, "groups": None if groups is None else groups[rows]}

@@ -606,6 +606,12 @@ def test_rows_that_cannot_be_read_are_left_out_if_asked(patients, tmp_path, name
     )
     with pytest.raises(rfdlc.InputError, match=told):
         rfdlc.predict(patients / "run", tmp_path / "new.csv", tmp_path / "p.csv")
+    broken.drop(columns="colour").to_csv(tmp_path / "narrow.csv", index=False)
+    for skip in (False, True):  # no row has what is absent: leaving rows out is no fix
+        with pytest.raises(
+            rfdlc.InputError, match=r"the rows lack the columns colour: expected all that training had$"
+        ):
+            rfdlc.predict(patients / "run", tmp_path / "narrow.csv", tmp_path / "p.csv", skip_broken=skip)
     rfdlc.predict(patients / "run", tmp_path / "fine.csv", tmp_path / "fine-p.csv")
     done = rfdlc.predict(patients / "run", tmp_path / "new.csv", tmp_path / "p.csv", skip_broken=True)
     assert (done.samples, done.skipped) == (len(frame) - 2, 2)

@@ -30,7 +30,7 @@ from rfdlc.data.sources.image_files import is_image
 from rfdlc.data.table import OUTSIDE, ColumnCode, TableEncoder, strays_among
 from rfdlc.dates import is_date
 from rfdlc.errors import expect, listing, suggestion
-from rfdlc.tables import open_table, read_columns, reading, split_name
+from rfdlc.tables import open_table, read_columns, split_name
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 TARGETS = ("target", "label", "class", "y")
@@ -135,14 +135,21 @@ def _typed_categories(source: Any, table: Table) -> set[str]:
 
 
 def _written_as_categories(path: Path) -> set[str]:
-    """Columns of a Parquet file that pandas wrote as categories: the type of a column tells it of texts alone."""
+    """Columns of a Parquet file that pandas wrote as categories, whose own types say so of texts alone.
+
+    What pandas has not written there, as any file may have it, says nothing.
+    """
     from pyarrow.parquet import read_schema
 
     if path.suffix.lower() != ".parquet" or not path.is_file():
         return set()
-    with reading(path, "Parquet"):
-        columns = (read_schema(path).pandas_metadata or {}).get("columns", ())
-        return {str(own["name"]) for own in columns if own.get("pandas_type") == "categorical"}
+    try:
+        described = read_schema(path).pandas_metadata
+    except (ValueError, RecursionError):  # no JSON
+        return set()
+    columns = described.get("columns") if isinstance(described, dict) else None
+    found = [own for own in columns if isinstance(own, dict)] if isinstance(columns, list) else []
+    return {str(own.get("name")) for own in found if own.get("pandas_type") == "categorical"}
 
 
 def _readable(table: Table, drop: Sequence[str], lists: bool) -> tuple[Table, list[str]]:
@@ -231,7 +238,11 @@ def check_roles(where: str, table: Table, target: str | None, *others: str | Non
     roles = [name for name in (target, *others) if name is not None]
     for name in roles:
         known = f"expected one of {listing(columns)}{suggestion(name, table)}"
-        known = "it names several: repeat the option for each" if {*name.split(",")} <= {*table} else known
+        known = (
+            "it names several, and drop and categories are repeated for each (--drop a --drop b)"
+            if {*name.split(",")} <= {*table}
+            else known
+        )
         expect(name in table, f"{where}: column {name!r} does not exist: {known}")
         once = "expected another column for each of target, groups, split, time, drop, categories"
         expect(roles.count(name) == 1, f"{where}: column {name!r} is named twice: {once}")

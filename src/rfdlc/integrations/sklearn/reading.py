@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 from sklearn.utils.validation import check_array, validate_data
 
-from rfdlc.data.cells import stray_texts
-from rfdlc.data.columns import without_identities
+from rfdlc.data.columns import parse_columns, without_identities
 from rfdlc.data.frames import categorical, frame_columns, list_of, with_items
 from rfdlc.data.table import TableEncoder, blurred
 from rfdlc.errors import expect, listing
@@ -44,11 +43,8 @@ class ReadingMixin:
         """A data frame without the columns that only named rows in training; `fit` learns which these are."""
         if reset:
             columns = _columns(X) if hasattr(X, "columns") else {}
-            kept = (
-                {list_of(name) or name for name in without_identities(columns, "X", categorical(X))}
-                if columns
-                else set()
-            )
+            names = without_identities(columns, "X", categorical(X)) if columns else []
+            kept = {list_of(name) or name for name in names}
             self.left_out_ = tuple(name for name in map(str, getattr(X, "columns", ())) if name not in kept)
         if not hasattr(X, "columns") or not (left_out := getattr(self, "left_out_", ())):  # earlier pickles have none
             return X
@@ -78,8 +74,8 @@ class ReadingMixin:
 
 
 def _encoder(X: Any) -> TableEncoder:
-    columns, kinds = _columns(X), categorical(X)
-    strays = {name: stray_texts(cells) for name, cells in columns.items() if name not in kinds}
+    kinds = categorical(X)
+    columns, strays = parse_columns(_columns(X), kinds)
     return TableEncoder.fit(columns, "X", kinds, strays)
 
 

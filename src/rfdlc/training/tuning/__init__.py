@@ -46,8 +46,8 @@ def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainC
     expect(not (asked and reason), f"{''.join(asked[:1])} {reason}")
     if reason:
         return config.replace(tune="off", budget=config.budget if table else 0)
-    hours = config.tune == "auto" and choose_device(config.device).type == "cpu" and LENGTHS.isdisjoint(given)
-    return config.replace(budget=CPU_BUDGET) if hours else config
+    hours = config.preset == "images" and config.tune == "auto" and LENGTHS.isdisjoint(given)
+    return config.replace(budget=CPU_BUDGET) if hours and choose_device(config.device).type == "cpu" else config
 
 
 def tune(trainer: Trainer, run: Run) -> None:

@@ -1,7 +1,6 @@
 """Which trial is best, by what its loss would be after as many epochs as the training has."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 from rfdlc.training.trial_plan import Rung, Settings, TrialPlan
@@ -24,6 +23,7 @@ class _Expected(NamedTuple):
     loss: float
     error: float
     missing: int
+    learned: float  # by how much its loss so far is lower than at chance
 
 
 def choose_settings(plan: TrialPlan) -> Settings:
@@ -48,9 +48,9 @@ def best_first(plan: TrialPlan) -> list[Settings]:
         return [_best_variation(last, max(earlier[-1].errors or [0.0]))]
     trials = _expected(last, earlier, plan)
     if learned_nothing(plan):  # losses are noise
-        return sorted((trial.settings for trial in trials), key=_order(plan))
+        return sorted((trial.settings for trial in trials), key=plan.candidates.index)  # first what needs no trials
     best = min(trials, key=lambda trial: trial.loss)
-    learned = {str(own): plan.chance - loss for own, loss in last.pairs}
+    enough = HALF * max(trial.learned for trial in trials)
 
     def place(trial: _Expected) -> tuple[bool, int, float]:
         """Trials that regularise less come first only if they are clearly better."""
@@ -58,7 +58,7 @@ def best_first(plan: TrialPlan) -> list[Settings]:
         if trial.missing < 0 and last.epochs < LONG_EPOCHS:
             slack = max(slack, SLOWER * best.loss)
         near = trial.loss <= best.loss + slack
-        if plan.chance and learned[str(trial.settings)] < HALF * max(learned.values()):
+        if plan.chance and trial.learned < enough:
             near = False  # it has hardly begun to learn, so that its standard error says little
         return not near, trial.missing if near else 0, trial.loss
 
@@ -69,11 +69,6 @@ def learned_nothing(plan: TrialPlan) -> bool:
     """Whether the last trials are all about as good as chance."""
     *_, last = plan.tried
     return 0 < plan.chance * (1 - NOTHING) < min(loss for _, loss in last.pairs)
-
-
-def _order(plan: TrialPlan) -> Callable[[Settings], int]:
-    """The place of settings among the candidates, of which the first are what is trained without trials."""
-    return lambda own: plan.candidates.index(own) if own in plan.candidates else len(plan.candidates)
 
 
 def _best_variation(rung: Rung, error: float) -> Settings:
@@ -99,5 +94,6 @@ def _expected(last: Rung, earlier: list[Rung], plan: TrialPlan) -> list[_Expecte
     for (own, loss), error in zip(last.pairs, last.errors or [0.0] * len(last.trials), strict=True):
         ratio = loss / max(before.get(str(own), loss), 1e-12)
         factor = min(1.0, max(ratio, STEEPEST)) ** again
-        found.append(_Expected(own, loss * factor, error * factor, missing_regularisers(own, plan.stronger)))
+        missing = missing_regularisers(own, plan.stronger)
+        found.append(_Expected(own, loss * factor, error * factor, missing, plan.chance - loss))
     return found
