@@ -1,9 +1,11 @@
-"""Five particles train in at most three times the time of one MLPClassifier: 50,000 x 50, 10 classes, two cores.
+"""Five particles train in at most three times the time of one MLPClassifier: 50,000 x
+50, 10 classes, two cores.
 
     python benchmarks/estimator.py        writes benchmarks/results/estimator.csv
 
-Same hidden layers, same number of epochs, each at its own default batch size, in turns in one run: the least of the
-repetitions, which other work on the machine disturbs least. The fit of RFDLCClassifier includes its calibration.
+Same hidden layers, same number of epochs, each at its own default batch size, in turns
+in one run: the least of the repetitions, which other work on the machine disturbs
+least. The fit of RFDLCClassifier includes its calibration.
 """
 
 import time
@@ -30,20 +32,37 @@ def seconds(model: Any, X: NDArray[Any], y: NDArray[Any]) -> float:
 
 
 def rows() -> Iterator[dict[str, object]]:
-    X, y = make_classification(50_000, 50, n_informative=20, n_classes=10, random_state=0)
+    X, y = make_classification(
+        50_000, 50, n_informative=20, n_classes=10, random_state=0
+    )
     for hidden in ((100,), (128, 128), (256, 256)):
         pairs = []
         for _ in range(REPETITIONS):
-            ours = RFDLCClassifier(backbone="mlp", hidden=hidden, particles=5, epochs=EPOCHS, random_state=0)
-            theirs = MLPClassifier(hidden, max_iter=EPOCHS, n_iter_no_change=EPOCHS, tol=0.0, random_state=0)
+            ours = RFDLCClassifier(
+                backbone="mlp",
+                hidden=hidden,
+                particles=5,
+                epochs=EPOCHS,
+                random_state=0,
+            )
+            theirs = MLPClassifier(
+                hidden,
+                max_iter=EPOCHS,
+                n_iter_no_change=EPOCHS,
+                tol=0.0,
+                random_state=0,
+            )
             pairs.append((seconds(ours, X, y), seconds(theirs, X, y)))
             assert ours.n_iter_ == theirs.n_iter_ == EPOCHS
         mine, reference = (min(times) for times in zip(*pairs, strict=True))
         yield {
-            "what": f"fit, 5 particles of hidden layers {hidden}, {EPOCHS} epochs", "value": f"{mine:.2f}", "unit": "s",
-            "reference": f"one MLPClassifier: {reference:.2f} s", "ratio": f"{mine / reference:.2f}",
+            "what": f"fit, 5 particles of hidden layers {hidden}, {EPOCHS} epochs",
+            "value": f"{mine:.2f}",
+            "unit": "s",
+            "reference": f"one MLPClassifier: {reference:.2f} s",
+            "ratio": f"{mine / reference:.2f}",
             "required": "<= 3",
-        }  # fmt: skip
+        }
 
 
 if __name__ == "__main__":

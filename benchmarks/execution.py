@@ -1,12 +1,15 @@
-"""How large networks are executed: a step of ours beside the plain PyTorch loop of the same networks in the same run.
+"""How large networks are executed: a step of ours beside the plain PyTorch loop of the
+same networks in the same run.
 
     python benchmarks/execution.py                     everything; about eight minutes on an H200
     python benchmarks/execution.py resnet50 widths     some of resnet50, resnext50, vit, widths, each a CSV of its own
     python benchmarks/execution.py --brief             small batches of small images: seconds, to try it, on a CPU too
 
-Three particles. ResNet-50 and ResNeXt-50 as in the preset imagenet-lt: the trunk up to the second stage is shared; a
-ViT-S/16 of timm is copied whole. The plain loop has modules of timm, autocast, fused SGD and torch.compile. `widths`
-compares stacked and separate networks by the channels of their widest layer, which the rule of execution=auto rests on.
+Three particles. ResNet-50 and ResNeXt-50 as in the preset imagenet-lt: the trunk up to
+the second stage is shared; a ViT-S/16 of timm is copied whole. The plain loop has
+modules of timm, autocast, fused SGD and torch.compile. `widths` compares stacked and
+separate networks by the channels of their widest layer, which the rule of
+execution=auto rests on.
 """
 
 import argparse
@@ -31,7 +34,11 @@ from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.step import Step
 
 PARTICLES, CLASSES, METHOD = 3, 1000, "rf-dlc"
-MODULES = {"resnet50": "resnet50", "resnext50": "resnext50_32x4d", "vit": "vit_small_patch16_224"}
+MODULES = {
+    "resnet50": "resnet50",
+    "resnext50": "resnext50_32x4d",
+    "vit": "vit_small_patch16_224",
+}
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -40,29 +47,56 @@ class Plain(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        made: list[Any] = [timm.create_model(MODULES[kind], num_classes=0) for _ in range(PARTICLES)]
+        made: list[Any] = [
+            timm.create_model(MODULES[kind], num_classes=0) for _ in range(PARTICLES)
+        ]
         first = made[0]
         if kind == "vit":
             self.trunk, branches = nn.Sequential(), made
         else:
-            parts = first.conv1, first.bn1, first.act1, first.maxpool, first.layer1, first.layer2
+            parts = (
+                first.conv1,
+                first.bn1,
+                first.act1,
+                first.maxpool,
+                first.layer1,
+                first.layer2,
+            )
             self.trunk = nn.Sequential(*parts)
             branches = [nn.Sequential(m.layer3, m.layer4, m.global_pool) for m in made]
         self.branches = nn.ModuleList(branches)
-        weights = [functional.normalize(torch.randn(first.num_features, CLASSES), dim=0) for _ in made]
+        weights = [
+            functional.normalize(torch.randn(first.num_features, CLASSES), dim=0)
+            for _ in made
+        ]
         self.heads = nn.ParameterList(map(nn.Parameter, weights))
 
     def forward(self, x: Tensor) -> Tensor:
         shared = self.trunk(x)
-        found = [functional.normalize(branch(shared).float(), dim=1) for branch in self.branches]
-        return torch.stack([30 * f @ functional.normalize(w, dim=0) for f, w in zip(found, self.heads, strict=True)])
+        found = [
+            functional.normalize(branch(shared).float(), dim=1)
+            for branch in self.branches
+        ]
+        return torch.stack(
+            [
+                30 * f @ functional.normalize(w, dim=0)
+                for f, w in zip(found, self.heads, strict=True)
+            ]
+        )
 
 
 class Bench:
     """Batches on a device, and how a step is timed on it."""
 
-    def __init__(self, device: torch.device, batch: int, side: int, repeats: int) -> None:
-        self.device, self.side, self.repeats, self.gpu = device, side, repeats, device.type == "cuda"
+    def __init__(
+        self, device: torch.device, batch: int, side: int, repeats: int
+    ) -> None:
+        self.device, self.side, self.repeats, self.gpu = (
+            device,
+            side,
+            repeats,
+            device.type == "cuda",
+        )
         counts = [int(1280 * (5 / 1280) ** (c / (CLASSES - 1))) for c in range(CLASSES)]
         self.classes = Classes(tuple(str(c) for c in range(CLASSES)), tuple(counts))
         self.log_prior = torch.tensor(counts, dtype=torch.float32, device=device).log()
@@ -71,7 +105,9 @@ class Bench:
         self.batch: Batch = inputs, labels, torch.rand(1, 3, device=device)
 
     def timed(self, step: Callable[[], object]) -> tuple[float, float]:
-        """Milliseconds of a step (least of five groups), and the peak of memory in GiB."""
+        """Milliseconds of a step (least of five groups), and the peak of memory
+        in GiB.
+        """
         for _ in range(8 if self.gpu else 2):
             step()
         times = []
@@ -82,7 +118,9 @@ class Bench:
                 step()
             self.wait()
             times.append((time.perf_counter() - began) / self.repeats)
-        return 1000 * min(times), torch.cuda.max_memory_allocated() / 2**30 if self.gpu else 0.0
+        return 1000 * min(times), (
+            torch.cuda.max_memory_allocated() / 2**30 if self.gpu else 0.0
+        )
 
     def wait(self) -> None:
         if self.gpu:
@@ -98,9 +136,16 @@ class Bench:
     def plain(self, kind: str, compiled: bool) -> tuple[float, float]:
         self.clean()
         net = Plain(kind).to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        optimiser = torch.optim.SGD(net.parameters(), 0.01, 0.9, weight_decay=2e-4, nesterov=True, fused=True)
-        forward: Callable[[Tensor], Tensor] = torch.compile(net, dynamic=False) if compiled else net
-        inputs, labels = self.batch[0][0].contiguous(memory_format=torch.channels_last), self.batch[1][0]
+        optimiser = torch.optim.SGD(
+            net.parameters(), 0.01, 0.9, weight_decay=2e-4, nesterov=True, fused=True
+        )
+        forward: Callable[[Tensor], Tensor] = (
+            torch.compile(net, dynamic=False) if compiled else net
+        )
+        inputs, labels = (
+            self.batch[0][0].contiguous(memory_format=torch.channels_last),
+            self.batch[1][0],
+        )
 
         def step() -> None:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.gpu):
@@ -118,9 +163,18 @@ class Bench:
         changes |= {"shared_stages": 0} if kind == "vit" else {}
         changes |= {"particles": PARTICLES, "batch_size": self.batch[1].shape[1]}
         row, config = resolve(METHOD, "imagenet-lt", changes)
-        network = (lambda: timm.create_model(MODULES["vit"], num_classes=0)) if kind == "vit" else None
+        network = (
+            (lambda: timm.create_model(MODULES["vit"], num_classes=0))
+            if kind == "vit"
+            else None
+        )
         self.clean()
-        return self.step(method_net(row, config, self.batch[0].shape[2:], self.classes, (0,), network), config)
+        return self.step(
+            method_net(
+                row, config, self.batch[0].shape[2:], self.classes, (0,), network
+            ),
+            config,
+        )
 
     def step(self, net: ParticleNet, config: Any) -> tuple[float, float]:
         row = METHODS[METHOD]
@@ -135,54 +189,108 @@ def large(kind: str, bench: Bench, compiled: Sequence[bool]) -> list[dict[str, o
     """Ours beside the plain loop: time and memory of a step."""
     rows: list[dict[str, object]] = []
     for choice in compiled:
-        name = f"{kind}, {len(bench.batch[1][0])} images of {bench.side} px{', compiled' * choice}"
+        name = (
+            f"{kind}, {len(bench.batch[1][0])} images of {bench.side}"
+            f" px{', compiled' * choice}"
+        )
         plain, memory = bench.plain(kind, choice)
-        rows.append({"what": f"{name}: plain loop", "value": f"{plain:.4g}", "unit": "ms"})
+        rows.append(
+            {"what": f"{name}: plain loop", "value": f"{plain:.4g}", "unit": "ms"}
+        )
         found, used = bench.ours(kind, choice)
         compared = {"reference": f"{plain:.4g}", "ratio": f"{found / plain:.3f}"}
         compared |= {"required": "<= 1.0"} if choice else {}
-        rows.append({"what": f"{name}: ours", "value": f"{found:.4g}", "unit": "ms", **compared})
+        rows.append(
+            {"what": f"{name}: ours", "value": f"{found:.4g}", "unit": "ms", **compared}
+        )
         if bench.gpu:
             compared = {"reference": f"{memory:.2f}", "ratio": f"{used / memory:.3f}"}
             compared |= {"required": "<= 1.05"} if choice else {}
-            rows.append({"what": f"{name}: memory of ours", "value": f"{used:.2f}", "unit": "GiB", **compared})
+            rows.append(
+                {
+                    "what": f"{name}: memory of ours",
+                    "value": f"{used:.2f}",
+                    "unit": "GiB",
+                    **compared,
+                }
+            )
     return rows
 
 
 def widths(bench: Bench) -> list[dict[str, object]]:
     """Separate networks beside stacked ones, by the channels of the widest layer."""
     rows: list[dict[str, object]] = []
-    _, config = resolve(METHOD, "imagenet-lt", {"compile": False, "mixup": 0.0, "particles": PARTICLES})
+    _, config = resolve(
+        METHOD, "imagenet-lt", {"compile": False, "mixup": 0.0, "particles": PARTICLES}
+    )
     for width in (16, 32, 64, 128):
         times = {}
         for how in ("stacked", "separate"):
             bench.clean()
-            net = ParticleNet(small_resnet(3, width=width), CLASSES, particles=PARTICLES)
+            net = ParticleNet(
+                small_resnet(3, width=width), CLASSES, particles=PARTICLES
+            )
             net.execute(how)
             times[how] = bench.step(net, config)[0]
-        what = f"ResNet-32 with {4 * width} channels in its widest layer, {bench.device.type}: separate"
-        compared = {"reference": f"{times['stacked']:.4g}", "ratio": f"{times['separate'] / times['stacked']:.3f}"}
-        rows.append({"what": what, "value": f"{times['separate']:.4g}", "unit": "ms", **compared})
+        what = (
+            f"ResNet-32 with {4 * width} channels in its widest layer,"
+            f" {bench.device.type}: separate"
+        )
+        compared = {
+            "reference": f"{times['stacked']:.4g}",
+            "ratio": f"{times['separate'] / times['stacked']:.3f}",
+        }
+        rows.append(
+            {
+                "what": what,
+                "value": f"{times['separate']:.4g}",
+                "unit": "ms",
+                **compared,
+            }
+        )
     return rows
 
 
 def measure(options: argparse.Namespace) -> None:
-    device, brief = torch.device("cuda" if torch.cuda.is_available() else "cpu"), options.brief
+    device, brief = (
+        torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        options.brief,
+    )
     torch.backends.cudnn.benchmark = True
     compiled = (False, True)[options.compiled :] if device.type == "cuda" else (False,)
     for kind in options.kinds:
         if kind == "widths":
-            rows = widths(Bench(device, 16 if brief or device.type == "cpu" else 128, 32, 2 if brief else 10))
+            rows = widths(
+                Bench(
+                    device,
+                    16 if brief or device.type == "cpu" else 128,
+                    32,
+                    2 if brief else 10,
+                )
+            )
         else:
             batch, side = (4, 224 if kind == "vit" else 64) if brief else (256, 224)
             rows = large(kind, Bench(device, batch, side, 1 if brief else 10), compiled)
-        write(f"execution-{kind}{'-brief' * brief}", rows, ("torch", "timm"), options.commit)
+        write(
+            f"execution-{kind}{'-brief' * brief}",
+            rows,
+            ("torch", "timm"),
+            options.commit,
+        )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=[*MODULES, "widths"], help="by default all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "kinds", nargs="*", default=[*MODULES, "widths"], help="by default all"
+    )
     parser.add_argument("--brief", action="store_true")
-    parser.add_argument("--compiled", action="store_true", help="compiled networks alone")
-    parser.add_argument("--commit", default="", help="commit to record, where there is no git")
+    parser.add_argument(
+        "--compiled", action="store_true", help="compiled networks alone"
+    )
+    parser.add_argument(
+        "--commit", default="", help="commit to record, where there is no git"
+    )
     measure(parser.parse_args())

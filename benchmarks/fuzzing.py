@@ -1,8 +1,10 @@
-"""A mutating fuzzer of every parser that meets strangers' bytes: input `i` of a seed is always the same.
+"""A mutating fuzzer of every parser that meets strangers' bytes: input `i` of a seed is
+always the same.
 
-Inputs are valid files with changed bytes, numbers, texts, lengths and pieces; formats with an outer layer (zip,
-checksum, JSON) are also changed inside it. Workers are processes of their own, so that a crash, a hang or much memory
-is counted and the next input follows.
+Inputs are valid files with changed bytes, numbers, texts, lengths and pieces; formats
+with an outer layer (zip, checksum, JSON) are also changed inside it. Workers are
+processes of their own, so that a crash, a hang or much memory is counted and the next
+input follows.
 """
 
 import io
@@ -68,7 +70,9 @@ Inputs = Callable[[np.random.Generator], bytes]
 
 @dataclass(frozen=True)
 class Parser:
-    """Valid inputs, how one is changed, and what reads a file of that name in a folder."""
+    """Valid inputs, how one is changed, and what reads a file of that name in a
+    folder.
+    """
 
     name: str  # of the file
     make: Callable[[Path], Inputs]  # from a folder with all that is needed
@@ -80,7 +84,10 @@ def flipped(rng: np.random.Generator, content: bytes) -> bytes:
     data = bytearray(content)
     for _ in range(int(rng.choice((1, 1, 1, 2, 4, 16)))):
         size = len(data)
-        place, length = int(rng.integers(0, size + 1)), int(rng.integers(1, 1 + min(64, max(1, size))))
+        place, length = (
+            int(rng.integers(0, size + 1)),
+            int(rng.integers(1, 1 + min(64, max(1, size)))),
+        )
         match int(rng.integers(0, 8)):
             case 0 | 1 if place < size:
                 data[place] ^= 1 << int(rng.integers(0, 8))
@@ -89,12 +96,16 @@ def flipped(rng: np.random.Generator, content: bytes) -> bytes:
             case 3:
                 del data[place : place + length]
             case 4:
-                data[place:place] = data[place : place + length] * int(rng.integers(1, 20))
+                data[place:place] = data[place : place + length] * int(
+                    rng.integers(1, 20)
+                )
             case 5:
                 edge = int(rng.choice((0, 1, -1, 2**31 - 1, -(2**31), 2**16)))
                 data[place : place + 4] = edge.to_bytes(4, "little", signed=True)
             case 6:
-                data[place : place + int(rng.integers(0, 8))] = TEXTS[int(rng.integers(len(TEXTS)))]
+                data[place : place + int(rng.integers(0, 8))] = TEXTS[
+                    int(rng.integers(len(TEXTS)))
+                ]
             case _:
                 data = data[:place] if rng.random() < 0.3 else data
     return bytes(data)
@@ -119,7 +130,11 @@ def json_inputs(table: Any) -> Inputs:
     text = json.dumps(table).encode()
 
     def make(rng: np.random.Generator) -> bytes:
-        return flipped(rng, text) if rng.random() < 0.4 else json.dumps(json_changed(rng, table)).encode()
+        return (
+            flipped(rng, text)
+            if rng.random() < 0.4
+            else json.dumps(json_changed(rng, table)).encode()
+        )
 
     return make
 
@@ -129,7 +144,9 @@ def byte_inputs(*contents: bytes) -> Inputs:
 
 
 def npz_inputs(**arrays: Any) -> Inputs:
-    """Zip files changed from outside, and members changed inside a zip that is right."""
+    """Zip files changed from outside, and members changed inside a zip that is
+    right.
+    """
     buffer, members = io.BytesIO(), {}
     np.savez_compressed(buffer, **arrays)
     for name, array in arrays.items():
@@ -141,9 +158,14 @@ def npz_inputs(**arrays: Any) -> Inputs:
         if rng.random() < 0.3:
             return flipped(rng, buffer.getvalue())
         out, chosen = io.BytesIO(), list(members)[int(rng.integers(len(members)))]
-        with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(out, "w") as archive:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            zipfile.ZipFile(out, "w") as archive,
+        ):
             for name, content in members.items():
-                archive.writestr(name, flipped(rng, content) if name == chosen else content)
+                archive.writestr(
+                    name, flipped(rng, content) if name == chosen else content
+                )
         return out.getvalue()
 
     return make
@@ -154,19 +176,30 @@ def _cifar(folder: Path) -> Inputs:
     place.mkdir()
     contents = []
     for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
-        table = {b"data": rng.integers(0, 256, (10, 3072), dtype=np.uint8), b"labels": list(range(10))}
+        table = {
+            b"data": rng.integers(0, 256, (10, 3072), dtype=np.uint8),
+            b"labels": list(range(10)),
+        }
         contents.append(pickle.dumps(table, protocol=2))
         (place / name).write_bytes(contents[-1])
-    (place / "batches.meta").write_bytes(pickle.dumps({b"label_names": [f"c{i}".encode() for i in range(10)]}, 2))
+    (place / "batches.meta").write_bytes(
+        pickle.dumps({b"label_names": [f"c{i}".encode() for i in range(10)]}, 2)
+    )
     small = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
-    return byte_inputs(contents[0], *(pickle.dumps(small, protocol) for protocol in (0, 1, 2, 3, 4)))
+    return byte_inputs(
+        contents[0], *(pickle.dumps(small, protocol) for protocol in (0, 1, 2, 3, 4))
+    )
 
 
 def _table(folder: Path) -> Any:
     import pyarrow
 
     rng, n = np.random.default_rng(0), 60
-    cells = {"age": rng.integers(20, 80, n), "weight": rng.normal(70, 9, n), "colour": rng.choice(["red", "blue"], n)}
+    cells = {
+        "age": rng.integers(20, 80, n),
+        "weight": rng.normal(70, 9, n),
+        "colour": rng.choice(["red", "blue"], n),
+    }
     return pyarrow.table(cells | {"class": rng.choice(["a", "b", "c"], n)})
 
 
@@ -206,8 +239,14 @@ def _predictions(folder: Path) -> Read:
 
 
 def _scores() -> dict[str, Any]:
-    classes = np.array(json.dumps({"names": ["a", "b", "c"], "counts": [5, 3, 1], "groups": {}}))
-    return {"probabilities": np.full((1, 6, 3), 1 / 3), "targets": np.arange(6) % 3, "classes": classes}
+    classes = np.array(
+        json.dumps({"names": ["a", "b", "c"], "counts": [5, 3, 1], "groups": {}})
+    )
+    return {
+        "probabilities": np.full((1, 6, 3), 1 / 3),
+        "targets": np.arange(6) % 3,
+        "classes": classes,
+    }
 
 
 def _lists(folder: Path) -> Inputs:
@@ -216,11 +255,15 @@ def _lists(folder: Path) -> Inputs:
     names = [f"{i}.png" for i in range(8)]
     for i, name in enumerate(names):
         Image.fromarray(np.full((8, 8), 30 * i, np.uint8)).save(folder / name)
-    return byte_inputs("".join(f"{name} {i % 2}\n" for i, name in enumerate(names)).encode())
+    return byte_inputs(
+        "".join(f"{name} {i % 2}\n" for i, name in enumerate(names)).encode()
+    )
 
 
 def _tar(folder: Path) -> Inputs:
-    """A tar with images of four pixels and their labels: most of its bytes are headers."""
+    """A tar with images of four pixels and their labels: most of its bytes are
+    headers.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for i in range(6):
@@ -238,7 +281,9 @@ def _parquet_images(folder: Path) -> Inputs:
     from pyarrow import table
 
     cells = [b"P6 2 2 255\n" + bytes(range(i, i + 12)) for i in range(8)]
-    _parquet(table({"image": cells, "label": [i % 2 for i in range(8)]}), folder / "seed")
+    _parquet(
+        table({"image": cells, "label": [i % 2 for i in range(8)]}), folder / "seed"
+    )
     return byte_inputs((folder / "seed").read_bytes())
 
 
@@ -251,16 +296,25 @@ def _run() -> Path:
 
     folder = Path(tempfile.mkdtemp(prefix="rfdlc-fuzz-")) / "run"
     with warnings.catch_warnings(action="ignore"):
-        train("digits-lt", out=folder, epochs=1, device="cpu", backbone="mlp", widths=(8,))
+        train(
+            "digits-lt", out=folder, epochs=1, device="cpu", backbone="mlp", widths=(8,)
+        )
     return folder
 
 
 def _run_files(folder: Path) -> Inputs:
     """One of a run folder's files, named in the first bytes of the input."""
     shutil.copytree(_run(), folder / "run")
-    files = [folder / "run" / name for name in ("config.json", "classes.json", "decider.json", "model.safetensors")]
+    files = [
+        folder / "run" / name
+        for name in ("config.json", "classes.json", "decider.json", "model.safetensors")
+    ]
     inputs = [
-        json_inputs(json.loads(file.read_text())) if file.suffix == ".json" else byte_inputs(file.read_bytes())
+        (
+            json_inputs(json.loads(file.read_text()))
+            if file.suffix == ".json"
+            else byte_inputs(file.read_bytes())
+        )
         for file in files
     ]
 
@@ -281,7 +335,9 @@ def _read_run(folder: Path) -> Read:
         content = path.read_bytes()
         changed = names[content[0] % len(names)] if content else names[0]
         for name in names:
-            (folder / "run" / name).write_bytes(content[1:] if name == changed else kept[name])
+            (folder / "run" / name).write_bytes(
+                content[1:] if name == changed else kept[name]
+            )
         return Model.load(folder / "run", device="cpu")
 
     return read
@@ -298,10 +354,16 @@ def _exported(folder: Path) -> Path:
 
 
 def _onnx(folder: Path) -> Inputs:
-    """The metadata changed as JSON, or the bytes of the graph; the checksum is right in both."""
+    """The metadata changed as JSON, or the bytes of the graph; the checksum is right in
+    both.
+    """
     import onnx
 
-    from rfdlc.integrations.onnx.model import CHECKSUM_LENGTH, METADATA_KEY, with_checksum
+    from rfdlc.integrations.onnx.model import (
+        CHECKSUM_LENGTH,
+        METADATA_KEY,
+        with_checksum,
+    )
 
     content = _exported(folder).read_bytes()[:-CHECKSUM_LENGTH]
     graph = onnx.load_model_from_string(content)
@@ -328,7 +390,9 @@ def _decider(folder: Path) -> Inputs:
 
     rng = np.random.default_rng(0)
     utility = rfdlc.Utility(np.eye(3), ["a", "b", "c"]).with_abstain(0.3)
-    fitted = rfdlc.Decider(utility).fit(rng.dirichlet(np.ones(3), 60), np.arange(60) % 3)
+    fitted = rfdlc.Decider(utility).fit(
+        rng.dirichlet(np.ones(3), 60), np.arange(60) % 3
+    )
     return json_inputs(fitted.to_dict())
 
 
@@ -341,7 +405,12 @@ def _read_decider(folder: Path) -> Read:
 
 def _requests(folder: Path, infer: bool) -> Inputs:
     sample = np.zeros((1, 1, 8, 8), int)
-    tensor = {"name": "inputs", "shape": [1, 1, 8, 8], "datatype": "UINT8", "data": sample.reshape(-1).tolist()}
+    tensor = {
+        "name": "inputs",
+        "shape": [1, 1, 8, 8],
+        "datatype": "UINT8",
+        "data": sample.reshape(-1).tolist(),
+    }
     utility = {
         "matrix": np.eye(10).tolist(),
         "actions": [str(i) for i in range(10)],
@@ -351,7 +420,11 @@ def _requests(folder: Path, infer: bool) -> Inputs:
         json_inputs({"arrays": sample.tolist(), "utility": utility}),
         json_inputs({"probabilities": [[0.1] * 10]}),
     ]
-    bodies = [json_inputs({"id": "1", "inputs": [tensor], "outputs": [{"name": "action"}]})] if infer else decide
+    bodies = (
+        [json_inputs({"id": "1", "inputs": [tensor], "outputs": [{"name": "action"}]})]
+        if infer
+        else decide
+    )
     return lambda rng: bodies[int(rng.integers(len(bodies)))](rng)
 
 
@@ -365,7 +438,11 @@ def _reader(kind: str) -> Callable[[Path], Read]:
 
         backend = open_backend(_run())
         reader = Reader(backend, Limits())
-        reads = {"decide": reader.read_json, "infer": Inference("m", "1", reader).read, "image": reader.read_image}
+        reads = {
+            "decide": reader.read_json,
+            "infer": Inference("m", "1", reader).read,
+            "image": reader.read_image,
+        }
 
         def read(path: Path) -> Any:
             try:
@@ -388,7 +465,9 @@ def _images(folder: Path) -> Inputs:
     contents = []
     for kind in ("PNG", "JPEG", "WEBP", "BMP", "PPM"):
         buffer = io.BytesIO()
-        Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(buffer, kind)
+        Image.fromarray(
+            np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8)
+        ).save(buffer, kind)
         contents.append(buffer.getvalue())
     return byte_inputs(*contents)
 
@@ -405,18 +484,37 @@ def _classes(folder: Path) -> Read:
     return Classes.from_json
 
 
-ARRAYS = {"x": np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32), "y": np.arange(20) % 2}
+ARRAYS = {
+    "x": np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32),
+    "y": np.arange(20) % 2,
+}
 UTILITY = b"true,a,b,abstain\na,1,0,.2\nb,-5,1,.2\n"
 NAMES = {"names": ["a", "b"], "counts": [5, 2], "groups": {"rare": ["b"]}}
 PARSERS = {
-    "cifar": Parser("cifar-10-batches-py/data_batch_1", _cifar, lambda folder: lambda path: _load(folder)(path.parent)),
+    "cifar": Parser(
+        "cifar-10-batches-py/data_batch_1",
+        _cifar,
+        lambda folder: lambda path: _load(folder)(path.parent),
+    ),
     "npz": Parser("data.npz", lambda folder: npz_inputs(**ARRAYS), _load),
-    "npz-predictions": Parser("scores.npz", lambda folder: npz_inputs(**_scores()), _predictions),
-    "csv": Parser("table.csv", partial(_written, write=_csv), partial(_load, target="class")),
-    "parquet": Parser("table.parquet", partial(_written, write=_parquet), partial(_load, target="class")),
-    "arrow": Parser("table.arrow", partial(_written, write=_arrow), partial(_load, target="class")),
+    "npz-predictions": Parser(
+        "scores.npz", lambda folder: npz_inputs(**_scores()), _predictions
+    ),
+    "csv": Parser(
+        "table.csv", partial(_written, write=_csv), partial(_load, target="class")
+    ),
+    "parquet": Parser(
+        "table.parquet",
+        partial(_written, write=_parquet),
+        partial(_load, target="class"),
+    ),
+    "arrow": Parser(
+        "table.arrow", partial(_written, write=_arrow), partial(_load, target="class")
+    ),
     "csv-predictions": Parser(
-        "scores.csv", lambda folder: byte_inputs(b"id,a,b,target\n1,.9,.1,a\n2,.2,.8,b\n"), _predictions
+        "scores.csv",
+        lambda folder: byte_inputs(b"id,a,b,target\n1,.9,.1,a\n2,.2,.8,b\n"),
+        _predictions,
     ),
     "list": Parser("train.txt", _lists, _load),
     "tar": Parser("data.tar", _tar, _load),
@@ -441,21 +539,34 @@ COUNTS = ("inputs", "accepted", "refused", "tracebacks", "crashes", "stuck", "sl
 
 
 def _waited() -> float:
-    """Seconds in which this thread could have run, but other processes did; 0 where the system does not tell."""
+    """Seconds in which this thread could have run, but other processes did; 0 where the
+    system does not tell.
+    """
     with suppress(OSError, IndexError, ValueError):
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     return 0.0
 
 
 def alone(read: Callable[[], Any]) -> float:
-    """Seconds of a call as if nothing else ran: computing and sleeping count, waiting for a core does not."""
+    """Seconds of a call as if nothing else ran: computing and sleeping count, waiting
+    for a core does not.
+    """
     began, waited = time.perf_counter(), _waited()
     with suppress(Exception):
         read()
     return time.perf_counter() - began - (_waited() - waited)
 
 
-def _work(name: str, seed: int, start: int, stop: int, step: int, folder: Path, kept: Path, shared: Any) -> None:
+def _work(
+    name: str,
+    seed: int,
+    start: int,
+    stop: int,
+    step: int,
+    folder: Path,
+    kept: Path,
+    shared: Any,
+) -> None:
     """Read inputs start, start + step, ... and count what happens in `shared`."""
     warnings.simplefilter("ignore")
     shutil.rmtree(folder, ignore_errors=True)
@@ -491,11 +602,18 @@ def _work(name: str, seed: int, start: int, stop: int, step: int, folder: Path, 
             (kept / f"{name}-{seed}-{index}-slow").write_bytes(content)
         shared[1] += 1
         shared[5], shared[6] = max(shared[5], took), shared[6] + (took > SLOW)
-        shared[7] = max(shared[7], (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024)
+        shared[7] = max(
+            shared[7],
+            (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024,
+        )
 
 
-def fuzz(name: str, count: int, seed: int, workers: int, place: Path, kept: Path) -> dict[str, Any]:
-    """Counts of one parser over `count` inputs; a process that crashes or hangs is replaced."""
+def fuzz(
+    name: str, count: int, seed: int, workers: int, place: Path, kept: Path
+) -> dict[str, Any]:
+    """Counts of one parser over `count` inputs; a process that crashes or hangs is
+    replaced.
+    """
     context, began = multiprocessing.get_context("fork"), time.perf_counter()
     crashes = stuck = 0
     tables = [context.Array("d", 8, lock=False) for _ in range(workers)]
@@ -506,7 +624,16 @@ def fuzz(name: str, count: int, seed: int, workers: int, place: Path, kept: Path
 
     def begin(worker: int, first: int) -> Any:
         tables[worker][0] = first - workers
-        words = (name, seed, first, count, workers, place / f"{name}-{worker}", kept, tables[worker])
+        words = (
+            name,
+            seed,
+            first,
+            count,
+            workers,
+            place / f"{name}-{worker}",
+            kept,
+            tables[worker],
+        )
         process = context.Process(target=_work, args=words)
         process.start()
         return process
@@ -520,7 +647,9 @@ def fuzz(name: str, count: int, seed: int, workers: int, place: Path, kept: Path
             if tables[worker][1] != at:
                 last[worker] = tables[worker][1], time.monotonic()
             hangs = (
-                process.is_alive() and tables[worker][1] == at and time.monotonic() - since > STUCK + 100 * (at == 0)
+                process.is_alive()
+                and tables[worker][1] == at
+                and time.monotonic() - since > STUCK + 100 * (at == 0)
             )
             if process.is_alive() and not hangs:
                 continue
@@ -533,16 +662,36 @@ def fuzz(name: str, count: int, seed: int, workers: int, place: Path, kept: Path
                 kept.mkdir(parents=True, exist_ok=True)
                 with_input = place / f"{name}-{worker}" / PARSERS[name].name
                 if with_input.exists():
-                    shutil.copyfile(with_input, kept / f"{name}-{seed}-{index}-{'stuck' if hangs else 'crash'}")
+                    shutil.copyfile(
+                        with_input,
+                        kept / f"{name}-{seed}-{index}-{'stuck' if hangs else 'crash'}",
+                    )
                 if index + workers < count:
                     alive[worker] = begin(worker, index + workers)
                     last[worker] = (-1.0, time.monotonic())
     sums = [sum(table[i] for table in tables) for i in range(8)]
     slowest, memory = (max(table[i] for table in tables) for i in (5, 7))
-    found = (sums[1] + crashes + stuck, sums[2], sums[3], sums[4], crashes, stuck, sums[6])
+    found = (
+        sums[1] + crashes + stuck,
+        sums[2],
+        sums[3],
+        sums[4],
+        crashes,
+        stuck,
+        sums[6],
+    )
     row: dict[str, Any] = {
         "what": f"fuzz {name}",
         **{key: int(value) for key, value in zip(COUNTS, found, strict=True)},
     }
-    row |= {"slowest_s": round(slowest, 3), "memory_mb": round(memory), "seconds": round(time.perf_counter() - began)}
-    return row | {"holds": not (row["tracebacks"] or crashes or stuck or row["slow"]) and memory < MEMORY / 2**20}
+    row |= {
+        "slowest_s": round(slowest, 3),
+        "memory_mb": round(memory),
+        "seconds": round(time.perf_counter() - began),
+    }
+    return row | {
+        "holds": (
+            not (row["tracebacks"] or crashes or stuck or row["slow"])
+            and memory < MEMORY / 2**20
+        )
+    }

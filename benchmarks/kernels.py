@@ -1,9 +1,11 @@
-"""Microseconds of the kernels of fused stages, by shape and by how the work is cut: what their tables were chosen by.
+"""Microseconds of the kernels of fused stages, by shape and by how the work is cut:
+what their tables were chosen by.
 
     python benchmarks/kernels.py            on a GPU; a minute, most of it compilation
     python benchmarks/kernels.py --brief    the choices in use alone
 
-Every kernel is captured ten times in a CUDA graph, so that launches cost nothing. A result that is wrong stops it.
+Every kernel is captured ten times in a CUDA graph, so that launches cost nothing. A
+result that is wrong stops it.
 """
 
 import argparse
@@ -31,13 +33,21 @@ TRIED: dict[str, dict[int, list[Rows | Tiles]]] = {
     },
     "TILES": {
         32: [Tiles(128, 4, 3), Tiles(256, 8, 3)],
-        64: [Tiles(64, 4, 3), Tiles(128, 4, 2), Tiles(128, 4, 3), Tiles(128, 8, 3), Tiles(256, 8, 2)],
+        64: [
+            Tiles(64, 4, 3),
+            Tiles(128, 4, 2),
+            Tiles(128, 4, 3),
+            Tiles(128, 8, 3),
+            Tiles(256, 8, 2),
+        ],
     },
     "GRADIENT_ROWS": {
         16: [Rows(2, 200, 4, 4), Rows(2, 200, 4, 4, tallest=128), Rows(4, 400, 4, 3)],
         32: [Rows(1, 200, 8, 4), Rows(1, 200, 8, 4, tallest=128), Rows(2, 250, 8, 3)],
     },
-    "GRADIENT_TILES": {64: [Tiles(32, 4, 3), Tiles(64, 4, 2), Tiles(64, 4, 3), Tiles(128, 4, 2)]},
+    "GRADIENT_TILES": {
+        64: [Tiles(32, 4, 3), Tiles(64, 4, 2), Tiles(64, 4, 3), Tiles(128, 4, 2)]
+    },
 }
 
 
@@ -69,31 +79,71 @@ def measure(options: argparse.Namespace) -> None:
             for channels, variants in by_channels.items():
                 used = getattr(convolutions, table).get(channels)
                 for variant in [used] if options.brief and used else variants:
-                    for operation, time in timed(table, networks, channels, variant).items():
-                        what = f"{operation}, {networks} networks, {channels} channels: {variant}"
-                        rows.append({"what": what, "value": f"{time:.1f}", "unit": "us"})
+                    for operation, time in timed(
+                        table, networks, channels, variant
+                    ).items():
+                        what = (
+                            f"{operation}, {networks} networks, {channels} channels:"
+                            f" {variant}"
+                        )
+                        rows.append(
+                            {"what": what, "value": f"{time:.1f}", "unit": "us"}
+                        )
                         print(what, f"{time:.1f} us", flush=True)
     write("kernels", rows, ("torch", "triton"), options.commit)
 
 
 def timed(table: str, networks: int, channels: int, variant: Any) -> dict[str, float]:
-    """One table of the module changed for one number of channels; row tables are emptied to try tiles."""
-    size, shape = 512 // channels, (networks, BATCH, 512 // channels, 512 // channels, channels)
+    """One table of the module changed for one number of channels; row tables are
+    emptied to try tiles.
+    """
+    size, shape = (
+        512 // channels,
+        (networks, BATCH, 512 // channels, 512 // channels, channels),
+    )
     x, dy = (torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
-    w = torch.randn(networks * channels, channels, 3, 3, device="cuda").div_(3 * channels**0.5).bfloat16()
+    w = (
+        torch.randn(networks * channels, channels, 3, 3, device="cuda")
+        .div_(3 * channels**0.5)
+        .bfloat16()
+    )
     w = w.contiguous(memory_format=torch.channels_last)
     before = {name: getattr(convolutions, name) for name in TRIED}
     for name in before:
-        setattr(convolutions, name, {channels: variant} if name == table else {} if "ROWS" in name else before[name])
+        setattr(
+            convolutions,
+            name,
+            (
+                {channels: variant}
+                if name == table
+                else {}
+                if "ROWS" in name
+                else before[name]
+            ),
+        )
     try:
         if "GRADIENT" in table:
-            check(kernels.weight_gradient(dy, x, 1), plain.weight_gradient(dy.float(), x.float(), 1))
-            return {"weight gradient": microseconds(lambda: kernels.weight_gradient(dy, x, 1))}
+            check(
+                kernels.weight_gradient(dy, x, 1),
+                plain.weight_gradient(dy.float(), x.float(), 1),
+            )
+            return {
+                "weight gradient": microseconds(
+                    lambda: kernels.weight_gradient(dy, x, 1)
+                )
+            }
         check(kernels.convolve(x, w, 1)[0], plain.convolve(x.float(), w.float(), 1)[0])
-        check(kernels.input_gradient(dy, w, 1), plain.input_gradient(dy.float(), w.float(), 1))
+        check(
+            kernels.input_gradient(dy, w, 1),
+            plain.input_gradient(dy.float(), w.float(), 1),
+        )
         return {
-            f"convolution of {size} x {size}": microseconds(lambda: kernels.convolve(x, w, 1)),
-            f"its input gradient of {size} x {size}": microseconds(lambda: kernels.input_gradient(dy, w, 1)),
+            f"convolution of {size} x {size}": microseconds(
+                lambda: kernels.convolve(x, w, 1)
+            ),
+            f"its input gradient of {size} x {size}": microseconds(
+                lambda: kernels.input_gradient(dy, w, 1)
+            ),
         }
     finally:
         for name, table_before in before.items():
@@ -101,7 +151,11 @@ def timed(table: str, networks: int, channels: int, variant: Any) -> dict[str, f
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commit", default="", help="commit to record, where there is no git")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--commit", default="", help="commit to record, where there is no git"
+    )
     parser.add_argument("--brief", action="store_true")
     measure(parser.parse_args())

@@ -2,14 +2,17 @@
 
 `python benchmarks/lake.py` measures, each in a process of its own and all in one run:
 
-- the time of `rfdlc.integrations.deciding.decide_lake`, and that of pyarrow alone: reading the same columns and writing
-  the same columns as `decide_lake` does (with pyarrow's defaults, a file per thread), and copying all that is read;
+- the time of `rfdlc.integrations.deciding.decide_lake`, and that of pyarrow alone:
+  reading the same columns and writing the same columns as `decide_lake` does (with
+  pyarrow's defaults, a file per thread), and copying all that is read;
 - peak memory (resident), also for twice the rows;
-- `kill -9` at random moments, then once to the end: every id once, equal to an undisturbed result;
-- whether the decisions of every file equal `Decider.explain` on the arrays of that file bit for bit.
+- `kill -9` at random moments, then once to the end: every id once, equal to an
+  undisturbed result;
+- whether the decisions of every file equal `Decider.explain` on the arrays of that file
+  bit for bit.
 
-It needs 6 GB of disk below `--folder`; `--rows 400000 --files 8` tries it in seconds. Twice the rows are two links to
-each file. Written to `results/lake.csv`.
+It needs 6 GB of disk below `--folder`; `--rows 400000 --files 8` tries it in seconds.
+Twice the rows are two links to each file. Written to `results/lake.csv`.
 """
 
 import argparse
@@ -43,7 +46,9 @@ def decider() -> Decider:
     costs = -rng.random((20, 20))
     np.fill_diagonal(costs, 1)
     prior = np.geomspace(1, 0.01, 20) / np.geomspace(1, 0.01, 20).sum()
-    return Decider(Utility(costs, Classes(NAMES), NAMES), train_prior=prior, target_prior="uniform")
+    return Decider(
+        Utility(costs, Classes(NAMES), NAMES), train_prior=prior, target_prior="uniform"
+    )
 
 
 def make(folder: Path, rows: int, files: int) -> None:
@@ -53,8 +58,15 @@ def make(folder: Path, rows: int, files: int) -> None:
         rng, count = np.random.default_rng(number), rows // files
         p = np.exp(2 * rng.standard_normal((count, 20), dtype=np.float32))
         p /= p.sum(axis=1, keepdims=True)
-        columns = {"id": np.arange(number * count, (number + 1) * count), **dict(zip(NAMES, p.T.copy(), strict=True))}
-        pq.write_table(pa.table(columns), folder / f"part-{number:05d}.parquet", use_dictionary=False)
+        columns = {
+            "id": np.arange(number * count, (number + 1) * count),
+            **dict(zip(NAMES, p.T.copy(), strict=True)),
+        }
+        pq.write_table(
+            pa.table(columns),
+            folder / f"part-{number:05d}.parquet",
+            use_dictionary=False,
+        )
 
 
 def doubled(folder: Path, twice: Path) -> None:
@@ -71,7 +83,9 @@ def decide(source: Path, out: Path) -> None:
 
 
 def read_and_write(source: Path, decided: Path, out: Path) -> None:
-    """What pyarrow alone needs to read the columns that are decided and to write columns such as the decisions."""
+    """What pyarrow alone needs to read the columns that are decided and to write
+    columns such as the decisions.
+    """
     out.mkdir()
     columns = pq.read_table(min(decided.glob("*.parquet")))
 
@@ -101,13 +115,17 @@ def copy(source: Path, out: Path) -> None:
 
 
 def run(task: str, *paths: Path, until: int | None = None) -> tuple[float, float, int]:
-    """Seconds and peak MiB of a task in a process of its own, and its exit code; killed after `until` files.
+    """Seconds and peak MiB of a task in a process of its own, and its exit code; killed
+    after `until` files.
 
-    Seconds are those of the task, measured inside: imports of both sides count to neither.
+    Seconds are those of the task, measured inside: imports of both sides count to
+    neither.
     """
     command = [sys.executable, __file__, "--task", task, *map(str, paths)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    while process.poll() is None and (until is None or len(list(paths[-1].glob("part*"))) <= until):
+    while process.poll() is None and (
+        until is None or len(list(paths[-1].glob("part*"))) <= until
+    ):
         time.sleep(0.005)
     if process.poll() is None:
         os.kill(process.pid, signal.SIGKILL)
@@ -117,28 +135,40 @@ def run(task: str, *paths: Path, until: int | None = None) -> tuple[float, float
 
 
 def timed(task: str, *paths: Path) -> tuple[float, float]:
-    """The median time and the largest memory of some repeats; the last path is written, and removed before."""
+    """The median time and the largest memory of some repeats; the last path is written,
+    and removed before.
+    """
     found = []
     for _ in range(REPEATS):
         shutil.rmtree(paths[-1], ignore_errors=True)
         seconds, peak, code = run(task, *paths)
         assert code == 0
         found.append((seconds, peak))
-    return float(np.median([seconds for seconds, _ in found])), max(peak for _, peak in found)
+    return float(np.median([seconds for seconds, _ in found])), max(
+        peak for _, peak in found
+    )
 
 
 def same(left: Path, right: Path) -> int:
     """How many rows of two results are equal."""
     files = sorted(file.name for file in left.glob("*.parquet"))
     assert files == sorted(file.name for file in right.glob("*.parquet"))
-    return sum(_equal_rows(pq.read_table(left / name), pq.read_table(right / name)) for name in files)
+    return sum(
+        _equal_rows(pq.read_table(left / name), pq.read_table(right / name))
+        for name in files
+    )
 
 
 def _equal_rows(left: pa.Table, right: pa.Table) -> int:
     if left.column_names != right.column_names or len(left) != len(right):
         return 0
-    columns = [(left[name].cast("string"), right[name].cast("string")) for name in left.column_names]
-    return int(np.all([np.asarray(a) == np.asarray(b) for a, b in columns], axis=0).sum())
+    columns = [
+        (left[name].cast("string"), right[name].cast("string"))
+        for name in left.column_names
+    ]
+    return int(
+        np.all([np.asarray(a) == np.asarray(b) for a, b in columns], axis=0).sum()
+    )
 
 
 def in_memory(source: Path, decided: Path) -> int:
@@ -147,19 +177,27 @@ def in_memory(source: Path, decided: Path) -> int:
     actions = np.array(made.utility.actions)
     for file in sorted(source.glob("*.parquet")):
         table, written = pq.read_table(file), pq.read_table(decided / file.name)
-        found = made.explain(np.stack([table[name].to_numpy() for name in NAMES], axis=1))
+        found = made.explain(
+            np.stack([table[name].to_numpy() for name in NAMES], axis=1)
+        )
         alike = written["id"].to_numpy() == table["id"].to_numpy()
         alike &= np.asarray(written["action"].cast("string")) == actions[found.action]
         values = written["expected_utility"].to_numpy().view(np.uint32)
-        equal += int((alike & (values == found.value.astype(np.float32).view(np.uint32))).sum())
+        equal += int(
+            (alike & (values == found.value.astype(np.float32).view(np.uint32))).sum()
+        )
     return equal
 
 
 def killed(source: Path, place: Path, whole: Path, files: int) -> tuple[list[int], int]:
-    """kill -9 at random moments; the number of files that were complete then, and of rows that are right at the end."""
+    """kill -9 at random moments; the number of files that were complete then, and of
+    rows that are right at the end.
+    """
     out, rng, reached = place / "killed", random.Random(0), list[int]()
     for share in sorted(rng.uniform(0.05, 0.9) for _ in range(KILLS)):
-        assert run("decide", source, out, until=int(share * files))[2] == -signal.SIGKILL
+        assert (
+            run("decide", source, out, until=int(share * files))[2] == -signal.SIGKILL
+        )
         reached.append(len(list(out.glob("part*"))))
     assert run("decide", source, out)[2] == 0
     return reached, same(out, whole)
@@ -179,7 +217,11 @@ def main() -> None:
         if name == "decide":
             import rfdlc.integrations.deciding  # noqa: F401
         started = time.perf_counter()
-        tasks: dict[str, Any] = {"decide": decide, "read-and-write": read_and_write, "copy": copy}
+        tasks: dict[str, Any] = {
+            "decide": decide,
+            "read-and-write": read_and_write,
+            "copy": copy,
+        }
         tasks[name](*map(Path, paths))
         seconds = time.perf_counter() - started
         print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
@@ -202,21 +244,69 @@ def measure(place: Path, rows: int, files: int) -> tuple[list[Row], bool]:
     equal = in_memory(source, out)
     reached, kept = killed(source, place, out, files)
     found: list[dict[str, Any]] = [
-        {"what": f"{what}: seconds, beside pyarrow reading and writing the same columns", "value": once,
-         "reference": plain, "ratio": once / plain, "required": MOST_TIME},
-        {"what": f"{what}: seconds, beside pyarrow copying the columns that are read", "value": once,
-         "reference": copied, "ratio": once / copied, "required": MOST_TIME},
-        {"what": f"{what}: peak memory", "value": memory, "unit": "MiB", "required": MOST_MEMORY},
-        {"what": "twice the rows: peak memory", "value": more, "unit": "MiB", "reference": memory,
-         "ratio": more / memory, "required": MOST_MEMORY},
-        {"what": "twice the rows: seconds", "value": both, "reference": once, "ratio": both / once},
-        {"what": f"{what}: rows equal to those in memory, bit for bit", "value": equal, "reference": rows},
-        {"what": f"kill -9 after {', '.join(map(str, reached))} files, then to the end: rows as without kills",
-         "value": kept, "reference": rows},
-    ]  # fmt: skip
+        {
+            "what": (
+                f"{what}: seconds, beside pyarrow reading and writing the same columns"
+            ),
+            "value": once,
+            "reference": plain,
+            "ratio": once / plain,
+            "required": MOST_TIME,
+        },
+        {
+            "what": (
+                f"{what}: seconds, beside pyarrow copying the columns that are read"
+            ),
+            "value": once,
+            "reference": copied,
+            "ratio": once / copied,
+            "required": MOST_TIME,
+        },
+        {
+            "what": f"{what}: peak memory",
+            "value": memory,
+            "unit": "MiB",
+            "required": MOST_MEMORY,
+        },
+        {
+            "what": "twice the rows: peak memory",
+            "value": more,
+            "unit": "MiB",
+            "reference": memory,
+            "ratio": more / memory,
+            "required": MOST_MEMORY,
+        },
+        {
+            "what": "twice the rows: seconds",
+            "value": both,
+            "reference": once,
+            "ratio": both / once,
+        },
+        {
+            "what": f"{what}: rows equal to those in memory, bit for bit",
+            "value": equal,
+            "reference": rows,
+        },
+        {
+            "what": (
+                f"kill -9 after {', '.join(map(str, reached))} files, then to the end:"
+                " rows as without kills"
+            ),
+            "value": kept,
+            "reference": rows,
+        },
+    ]
     for row in found:
-        row |= {key: f"{value:.4g}" for key, value in row.items() if isinstance(value, float)}
-    right = once <= MOST_TIME * plain and max(memory, more) <= MOST_MEMORY and equal == kept == rows
+        row |= {
+            key: f"{value:.4g}"
+            for key, value in row.items()
+            if isinstance(value, float)
+        }
+    right = (
+        once <= MOST_TIME * plain
+        and max(memory, more) <= MOST_MEMORY
+        and equal == kept == rows
+    )
     return found, right
 
 

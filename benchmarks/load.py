@@ -1,4 +1,6 @@
-"""A load generator: keep-alive connections to 127.0.0.1, each with one request at a time, every answer kept."""
+"""A load generator: keep-alive connections to 127.0.0.1, each with one request at a
+time, every answer kept.
+"""
 
 import asyncio
 import json
@@ -30,9 +32,16 @@ class Reply:
 
 
 class Connection(asyncio.Protocol):
-    """Takes the next request from the common iterator as soon as its last one is answered."""
+    """Takes the next request from the common iterator as soon as its last one is
+    answered.
+    """
 
-    def __init__(self, todo: Iterator[tuple[int, bytes]], replies: list[Reply], done: "asyncio.Future[None]") -> None:
+    def __init__(
+        self,
+        todo: Iterator[tuple[int, bytes]],
+        replies: list[Reply],
+        done: "asyncio.Future[None]",
+    ) -> None:
         self.todo, self.replies, self.done = todo, replies, done
         self.index, self.began, self.data = -1, 0.0, b""
 
@@ -53,9 +62,13 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.data += data
         head, end, body = self.data.partition(b"\r\n\r\n")
-        if not end or len(body) < int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0):
+        if not end or len(body) < int(
+            head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0
+        ):
             return
-        self.replies.append(Reply(self.index, int(head[9:12]), body, time.perf_counter() - self.began))
+        self.replies.append(
+            Reply(self.index, int(head[9:12]), body, time.perf_counter() - self.began)
+        )
         if b"connection: close" in head.lower():
             self.index = -1
             self.transport.close()
@@ -64,7 +77,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.index >= 0:
-            self.replies.append(Reply(self.index, 0, b"", time.perf_counter() - self.began))
+            self.replies.append(
+                Reply(self.index, 0, b"", time.perf_counter() - self.began)
+            )
         if not self.done.done():
             self.done.set_result(None)
 
@@ -73,30 +88,54 @@ def _given(connection: Connection) -> Connection:
     return connection
 
 
-def request(body: bytes, kind: str = "application/json", path: str = "/decide", token: str | None = None) -> bytes:
+def request(
+    body: bytes,
+    kind: str = "application/json",
+    path: str = "/decide",
+    token: str | None = None,
+) -> bytes:
     """The bytes of a POST."""
     authorised = f"Authorization: Bearer {token}\r\n" if token else ""
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\n{authorised}"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type:"
+        f" {kind}\r\n{authorised}"
+    )
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def load(port: int, requests: Sequence[bytes], concurrency: int) -> tuple[list[Reply], float]:
-    """All requests over so many connections: the answers, and the seconds that all took."""
+def load(
+    port: int, requests: Sequence[bytes], concurrency: int
+) -> tuple[list[Reply], float]:
+    """All requests over so many connections: the answers, and the seconds that all
+    took.
+    """
 
     async def run() -> tuple[list[Reply], float]:
         loop, replies = asyncio.get_running_loop(), list[Reply]()
-        todo, ends = iter(enumerate(requests)), [loop.create_future() for _ in range(concurrency)]
+        todo, ends = (
+            iter(enumerate(requests)),
+            [loop.create_future() for _ in range(concurrency)],
+        )
         began = time.perf_counter()
         async with asyncio.timeout(LONGEST):
-            while True:  # a connection that the server closed is opened again while requests are left
+            while (
+                True
+                # a connection that the server closed is opened again while requests are
+                # left
+            ):
                 connections = [Connection(todo, replies, end) for end in ends]
-                opened = [loop.create_connection(partial(_given, one), "127.0.0.1", port) for one in connections]
+                opened = [
+                    loop.create_connection(partial(_given, one), "127.0.0.1", port)
+                    for one in connections
+                ]
                 try:
                     await asyncio.gather(*opened)
                 except ConnectionRefusedError:  # the server has ended
                     return replies, time.perf_counter() - began
                 await asyncio.gather(*ends)
-                if len(replies) >= len(requests) or any(reply.status == 0 for reply in replies):
+                if len(replies) >= len(requests) or any(
+                    reply.status == 0 for reply in replies
+                ):
                     return replies, time.perf_counter() - began
                 ends = [loop.create_future() for _ in range(concurrency)]
 
@@ -111,7 +150,8 @@ class Wrk:
     """What wrk says of a load."""
 
     requests: int
-    wrong: int  # answers without the expected text, other statuses, and errors of connections
+    # answers without the expected text, other statuses, and errors of connections
+    wrong: int
     seconds: float
     p99: float  # ms
 
@@ -134,8 +174,12 @@ end
 """
 
 
-def by_wrk(port: int, body: str, expected: str, connections: int, seconds: int = 8) -> Wrk | None:
-    """One request over and over by wrk, every answer searched for `expected`; nothing where wrk is not installed."""
+def by_wrk(
+    port: int, body: str, expected: str, connections: int, seconds: int = 8
+) -> Wrk | None:
+    """One request over and over by wrk, every answer searched for `expected`; nothing
+    where wrk is not installed.
+    """
     program = shutil.which("wrk")
     if program is None:
         return None
@@ -156,12 +200,29 @@ def by_wrk(port: int, body: str, expected: str, connections: int, seconds: int =
 
 @contextmanager
 def server(model: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """`rfdlc serve` on a free port of 127.0.0.1, in a process of its own; ended at the end."""
+    """`rfdlc serve` on a free port of 127.0.0.1, in a process of its own; ended at the
+    end.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "rfdlc", "serve", str(model), "--port", str(port), "--quiet", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "rfdlc",
+        "serve",
+        str(model),
+        "--port",
+        str(port),
+        "--quiet",
+        *options,
+    ]
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
     try:
         assert process.stderr is not None
         for line in process.stderr:  # ends where the process does

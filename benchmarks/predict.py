@@ -1,9 +1,11 @@
-"""`rfdlc predict` over 10,000 and 100,000 small images: peak memory of both, then kill -9 twice and go on.
+"""`rfdlc predict` over 10,000 and 100,000 small images: peak memory of both, then kill
+-9 twice and go on.
 
     python benchmarks/predict.py        writes benchmarks/results/predict.csv
 
-PNG files of 8 x 8 pixels, a model of digits, Parquet with actions. The exit code is 1 where memory grows with the
-number of images, or a row is lost, repeated or another one after the kills.
+PNG files of 8 x 8 pixels, a model of digits, Parquet with actions. The exit code is 1
+where memory grows with the number of images, or a row is lost, repeated or another one
+after the kills.
 """
 
 import os
@@ -35,13 +37,34 @@ def paint(root: Path, count: int) -> None:
     for folder in range(FOLDERS):
         (root / f"{folder:02d}").mkdir(parents=True)
     for i in range(count):
-        noisy = np.clip(images[i % len(images), 0].astype(int) + rng.integers(-30, 31, (8, 8)), 0, 255)
-        Image.fromarray(noisy.astype(np.uint8)).save(root / f"{i % FOLDERS:02d}" / f"{i:06d}.png")
+        noisy = np.clip(
+            images[i % len(images), 0].astype(int) + rng.integers(-30, 31, (8, 8)),
+            0,
+            255,
+        )
+        Image.fromarray(noisy.astype(np.uint8)).save(
+            root / f"{i % FOLDERS:02d}" / f"{i:06d}.png"
+        )
 
 
-def predict(run: Path, photos: Path, out: Path, kill_at: int | None = None) -> tuple[float, float, int]:
-    """Peak memory (MiB), seconds and exit code of the command in a process of its own; killed after so many parts."""
-    command = [sys.executable, "-m", "rfdlc", "predict", str(run), str(photos), "--out", str(out), "--abstain", "0.3"]
+def predict(
+    run: Path, photos: Path, out: Path, kill_at: int | None = None
+) -> tuple[float, float, int]:
+    """Peak memory (MiB), seconds and exit code of the command in a process of its own;
+    killed after so many parts.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "rfdlc",
+        "predict",
+        str(run),
+        str(photos),
+        "--out",
+        str(out),
+        "--abstain",
+        "0.3",
+    ]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     if kill_at is not None:
@@ -49,7 +72,11 @@ def predict(run: Path, photos: Path, out: Path, kill_at: int | None = None) -> t
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
     _, status, usage = os.wait4(process.pid, 0)
-    return usage.ru_maxrss / 1024, time.perf_counter() - began, os.waitstatus_to_exitcode(status)
+    return (
+        usage.ru_maxrss / 1024,
+        time.perf_counter() - began,
+        os.waitstatus_to_exitcode(status),
+    )
 
 
 def parts_done(out: Path) -> int:
@@ -59,11 +86,19 @@ def parts_done(out: Path) -> int:
 def memory(run: Path, place: Path) -> tuple[list[Row], bool]:
     peaks, rows = [], list[Row]()
     for count in (SMALL, LARGE):
-        peak, seconds, code = predict(run, place / str(count), place / f"{count}.parquet")
+        peak, seconds, code = predict(
+            run, place / str(count), place / f"{count}.parquet"
+        )
         assert code == 0
         peaks.append(peak)
         speed = round(count / seconds)
-        rows.append({"what": f"{count:,} images: speed, start included", "value": speed, "unit": "images/s"})
+        rows.append(
+            {
+                "what": f"{count:,} images: speed, start included",
+                "value": speed,
+                "unit": "images/s",
+            }
+        )
     rows.append(
         {
             "what": f"peak memory for {LARGE:,} images, against {SMALL:,}",
@@ -79,7 +114,11 @@ def memory(run: Path, place: Path) -> tuple[list[Row], bool]:
 
 def killed(run: Path, place: Path) -> tuple[list[Row], bool]:
     """Two kills; then the command runs to its end."""
-    photos, out, whole = place / str(LARGE), place / "killed.parquet", place / f"{LARGE}.parquet"
+    photos, out, whole = (
+        place / str(LARGE),
+        place / "killed.parquet",
+        place / f"{LARGE}.parquet",
+    )
     reached = []
     for wanted in KILLED_AT:
         assert predict(run, photos, out, wanted)[2] == -signal.SIGKILL
@@ -87,7 +126,13 @@ def killed(run: Path, place: Path) -> tuple[list[Row], bool]:
         reached.append(parts_done(out))
     assert predict(run, photos, out)[2] == 0
     found, expected = parquet.read_table(out), parquet.read_table(whole)
-    equal = np.all([found[name].to_numpy() == expected[name].to_numpy() for name in expected.column_names], axis=0)
+    equal = np.all(
+        [
+            found[name].to_numpy() == expected[name].to_numpy()
+            for name in expected.column_names
+        ],
+        axis=0,
+    )
     ids = found.column("id").to_pylist()
     what = f"kill -9 after {reached[0]} and {reached[1]} parts, then to the end"
     counts = {
@@ -96,7 +141,12 @@ def killed(run: Path, place: Path) -> tuple[list[Row], bool]:
         "rows equal to those of an uninterrupted run": (int(equal.sum()), LARGE),
     }
     rows: list[Row] = [
-        {"what": f"{what}: {name}", "value": value, "reference": wanted, "required": wanted}
+        {
+            "what": f"{what}: {name}",
+            "value": value,
+            "reference": wanted,
+            "required": wanted,
+        }
         for name, (value, wanted) in counts.items()
     ]
     return rows, all(value == wanted for value, wanted in counts.values())

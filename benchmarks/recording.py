@@ -1,4 +1,6 @@
-"""What every benchmark writes: rows of a CSV file with the hardware, versions, commit and date they come from."""
+"""What every benchmark writes: rows of a CSV file with the hardware, versions, commit
+and date they come from.
+"""
 
 import csv
 import os
@@ -20,12 +22,17 @@ MEASURED = ("what", "value", "unit", "reference", "ratio", "required")
 def hardware() -> str:
     """Processor, cores and, where there is one, the GPU."""
     names = [
-        line.partition(":")[2].strip() for line in _processor_lines() if line.startswith(("model name", "Model name"))
+        line.partition(":")[2].strip()
+        for line in _processor_lines()
+        if line.startswith(("model name", "Model name"))
     ]
     text = f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
     try:
         gpu = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return text
@@ -47,7 +54,14 @@ def commit() -> str:
     """The commit that was measured, marked where files differ from it."""
     try:
         head = _git("rev-parse", "--short=10", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", "src", "benchmarks/*.py")
+        changed = _git(
+            "status",
+            "--porcelain",
+            "--untracked-files=no",
+            "--",
+            "src",
+            "benchmarks/*.py",
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head + ("+" if changed else "")
@@ -61,11 +75,14 @@ def write(
     columns: Sequence[str] = MEASURED,
     before: Iterable[dict[str, object]] = (),
 ) -> Path:
-    """Print the rows as a person reads them, then write `results/<name>.csv`; `measured` is the commit without git.
+    """Print the rows as a person reads them, then write `results/<name>.csv`;
+    `measured` is the commit without git.
 
-    Rows of earlier runs (`before`) come first, and keep their hardware, versions, commit and date.
+    Rows of earlier runs (`before`) come first, and keep their hardware, versions,
+    commit and date.
 
-    The file is replaced when all rows are there: a benchmark that was stopped leaves the old one.
+    The file is replaced when all rows are there: a benchmark that was stopped leaves
+    the old one.
     """
     common = {
         "hardware": hardware(),
@@ -78,8 +95,14 @@ def write(
     found = [*before]
     for row in rows:
         found.append(row | common)
-        print("  ".join(f"{key} {value}" for key, value in row.items() if value != ""), flush=True)
-    with replacing(path) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
+        print(
+            "  ".join(f"{key} {value}" for key, value in row.items() if value != ""),
+            flush=True,
+        )
+    with (
+        replacing(path) as beside,
+        open(beside, "w", newline="", encoding="utf-8") as file,
+    ):
         writer = csv.DictWriter(file, (*columns, *common))
         writer.writeheader()
         writer.writerows(found)
@@ -97,7 +120,9 @@ def append(path: Path, rows: Iterable[dict[str, Any]], columns: Sequence[str]) -
         writer.writerows(rows)
 
 
-def in_parallel(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Any]:
+def in_parallel(
+    task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers: int
+) -> Iterator[Any]:
     """Results of a task in the order of its arguments, from so many processes."""
     if workers == 1:
         yield from (task(*each) for each in arguments)
@@ -108,12 +133,16 @@ def in_parallel(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], 
 
 def _git(*words: str) -> str:
     folder = Path(__file__).parent.parent
-    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", *words], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def _processor_lines() -> list[str]:
     try:
-        listed = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["lscpu"], capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         return []
     return listed.splitlines()

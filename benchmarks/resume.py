@@ -1,10 +1,12 @@
-"""kill -9 at a random instant, then resume: the final weights equal those of an uninterrupted run, bit for bit.
+"""kill -9 at a random instant, then resume: the final weights equal those of an
+uninterrupted run, bit for bit.
 
     python benchmarks/resume.py --times 50 --record        writes benchmarks/results/resume.csv
 
-Each time a training is started and killed at a random instant of its life, the folder is read, and the training is
-resumed (and killed again, half of the time) until it is done. The exit code is 1 where any run ended with other
-weights or a folder could not be read.
+Each time a training is started and killed at a random instant of its life, the folder
+is read, and the training is resumed (and killed again, half of the time) until it is
+done. The exit code is 1 where any run ended with other weights or a folder could not be
+read.
 """
 
 import argparse
@@ -20,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.fx.experimental.symbolic_shapes  # the first backward pass imports it: once here, not in every child
+
+# the first backward pass imports it: once here, not in every child
+import torch.fx.experimental.symbolic_shapes
 
 from recording import write
 from rfdlc.data.load import load
@@ -49,7 +53,9 @@ def work(folder: Path) -> None:
 
 
 def in_child(folder: Path, kill_after: float | None) -> tuple[bool, float]:
-    """Whether the training ended by itself, and the seconds it took. A kill leaves no chance to clean up."""
+    """Whether the training ended by itself, and the seconds it took. A kill leaves no
+    chance to clean up.
+    """
     began = time.perf_counter()
     child = os.fork()
     if child == 0:
@@ -59,7 +65,9 @@ def in_child(folder: Path, kill_after: float | None) -> tuple[bool, float]:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             if status:
-                raise SystemExit(f"the training in {folder} failed with status {status}")
+                raise SystemExit(
+                    f"the training in {folder} failed with status {status}"
+                )
             return True, time.perf_counter() - began
         time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
@@ -68,7 +76,9 @@ def in_child(folder: Path, kill_after: float | None) -> tuple[bool, float]:
 
 
 def readable(folder: Path) -> int:
-    """Read all that a killed training left, as its files stand; the epoch of its checkpoint (-1: none yet)."""
+    """Read all that a killed training left, as its files stand; the epoch of its
+    checkpoint (-1: none yet).
+    """
     if not (folder / "config.json").exists():
         return -1
     run = Run(folder)
@@ -76,9 +86,16 @@ def readable(folder: Path) -> int:
     checkpoint = run.checkpoint()
     if checkpoint is None:
         return -1
-    with (folder / "history.csv").open(newline="") if (folder / "history.csv").exists() else open(os.devnull) as lines:
+    with (
+        (folder / "history.csv").open(newline="")
+        if (folder / "history.csv").exists()
+        else open(os.devnull)
+    ) as lines:
         rows = list(csv.DictReader(lines))
-    assert len(rows) in (len(checkpoint.history), len(checkpoint.history) - 1), "history.csv is not of the checkpoint"
+    assert len(rows) in (
+        len(checkpoint.history),
+        len(checkpoint.history) - 1,
+    ), "history.csv is not of the checkpoint"
     for name in ("metrics.json", "decider.json"):
         if (folder / name).exists():
             run.read_json(name)
@@ -90,7 +107,9 @@ def digest(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
 
 
-def trial(number: int, root: Path, expected: str, duration: float, rng: random.Random) -> dict[str, Any]:
+def trial(
+    number: int, root: Path, expected: str, duration: float, rng: random.Random
+) -> dict[str, Any]:
     folder, kills, epochs = root / f"run-{number}", 0, []
     limit: float | None = rng.uniform(0, duration)
     while not in_child(folder, limit)[0]:
@@ -98,14 +117,23 @@ def trial(number: int, root: Path, expected: str, duration: float, rng: random.R
         epochs.append(readable(folder))
         limit = rng.uniform(0, duration) if rng.random() < 0.5 and kills < 5 else None
     same = digest(folder) == expected
-    return {"trial": number, "kills": kills, "killed_at": " ".join(map(str, epochs)), "identical": same}
+    return {
+        "trial": number,
+        "kills": kills,
+        "killed_at": " ".join(map(str, epochs)),
+        "identical": same,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record", action="store_true", help="write benchmarks/results/resume.csv")
+    parser.add_argument(
+        "--record", action="store_true", help="write benchmarks/results/resume.csv"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)  # children are forked: no pool of threads may exist here
     load("digits-lt")  # read once, here
@@ -114,12 +142,27 @@ def main() -> None:
         _, duration = in_child(root / "whole", None)
         expected = digest(root / "whole")
         rows = [trial(i, root, expected, duration, rng) for i in range(options.times)]
-    same, kills = sum(row["identical"] for row in rows), sum(row["kills"] for row in rows)
+    same, kills = (
+        sum(row["identical"] for row in rows),
+        sum(row["kills"] for row in rows),
+    )
     if options.record:
-        what = f"runs with identical final weights after kill -9 ({kills} in all) and resume"
-        record = {"what": what, "value": same, "unit": "runs", "reference": len(rows), "required": len(rows)}
+        what = (
+            f"runs with identical final weights after kill -9 ({kills} in all) and"
+            " resume"
+        )
+        record = {
+            "what": what,
+            "value": same,
+            "unit": "runs",
+            "reference": len(rows),
+            "required": len(rows),
+        }
         write("resume", [record], ["rfdlc", "torch", "safetensors"])
-    print(f"{same} of {len(rows)} runs identical after {kills} kills (a run takes {duration:.1f} s undisturbed)")
+    print(
+        f"{same} of {len(rows)} runs identical after {kills} kills (a run takes"
+        f" {duration:.1f} s undisturbed)"
+    )
     sys.exit(same < len(rows))
 
 

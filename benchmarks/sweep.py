@@ -1,9 +1,10 @@
-"""kill -9 a sweep of 30 trainings at random, five times: it ends with the table of an undisturbed one, byte for byte.
+"""kill -9 a sweep of 30 trainings at random, five times: it ends with the table of an
+undisturbed one, byte for byte.
 
     python benchmarks/sweep.py --record        writes benchmarks/results/sweep.csv
 
-Twice: a grid of 30 runs that train side by side, and a search of 30 trials with pruning (which needs optuna). The exit
-code is 1 where a table differs.
+Twice: a grid of 30 runs that train side by side, and a search of 30 trials with pruning
+(which needs optuna). The exit code is 1 where a table differs.
 """
 
 import argparse
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.fx.experimental.symbolic_shapes  # the first backward pass imports it: once here
+
+# the first backward pass imports it: once here
+import torch.fx.experimental.symbolic_shapes
 
 from recording import write
 from rfdlc.data.load import load
@@ -32,9 +35,14 @@ checkpoint_every = 1
 calibration = "temperature"
 """
 PLANS = {
-    "grid": '[grid]\nmethod = ["ce", "la", "rf-dlc"]\nlearning_rate = [0.05, 0.1]\nseed = [0, 1, 2, 3, 4]\n',
-    "search": "[search]\ntrials = 30\nspace = { learning_rate = { low = 1e-3, high = 1.0, log = true }, "
-    'method = ["ce", "la"], mixup = [0.0, 0.4] }\n',
+    "grid": (
+        '[grid]\nmethod = ["ce", "la", "rf-dlc"]\nlearning_rate = [0.05, 0.1]\nseed ='
+        " [0, 1, 2, 3, 4]\n"
+    ),
+    "search": (
+        "[search]\ntrials = 30\nspace = { learning_rate = { low = 1e-3, high = 1.0, log"
+        ' = true }, method = ["ce", "la"], mixup = [0.0, 0.4] }\n'
+    ),
 }
 
 
@@ -63,23 +71,56 @@ def measured(kind: str, root: Path, times: int, rng: random.Random) -> dict[str,
     began = time.perf_counter()
     in_child(file, root / f"{kind}-undisturbed", None)
     seconds, kills = time.perf_counter() - began, 0
-    while kills < times and not in_child(file, root / kind, rng.uniform(0.02, 0.18) * seconds):
+    while kills < times and not in_child(
+        file, root / kind, rng.uniform(0.02, 0.18) * seconds
+    ):
         kills += 1
     in_child(file, root / kind, None)
-    tables = [(folder / "table.csv").read_bytes() for folder in (root / kind, root / f"{kind}-undisturbed")]
-    same = sum(one == other for one, other in zip(*(table.splitlines() for table in tables), strict=True)) - 1
+    tables = [
+        (folder / "table.csv").read_bytes()
+        for folder in (root / kind, root / f"{kind}-undisturbed")
+    ]
+    same = (
+        sum(
+            one == other
+            for one, other in zip(
+                *(table.splitlines() for table in tables), strict=True
+            )
+        )
+        - 1
+    )
     rows = sweep(file, root / kind, collect=True)
-    pruned = f", {sum(row['state'] == 'pruned' for row in rows)} of them pruned" if kind == "search" else ""
-    print(f"{kind}: {same} of {len(rows)} rows equal after {kills} kills{pruned} ({seconds:.0f} s undisturbed)")
-    what = f"rows of a {kind} of {len(rows)} trainings{pruned} that are equal after {kills} kills"
-    return {"what": what, "value": same, "unit": "rows", "reference": len(rows), "required": len(rows)}
+    pruned = (
+        f", {sum(row['state'] == 'pruned' for row in rows)} of them pruned"
+        if kind == "search"
+        else ""
+    )
+    print(
+        f"{kind}: {same} of {len(rows)} rows equal after {kills} kills{pruned}"
+        f" ({seconds:.0f} s undisturbed)"
+    )
+    what = (
+        f"rows of a {kind} of {len(rows)} trainings{pruned} that are equal after"
+        f" {kills} kills"
+    )
+    return {
+        "what": what,
+        "value": same,
+        "unit": "rows",
+        "reference": len(rows),
+        "required": len(rows),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--times", type=int, default=5, help="kills per sweep")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record", action="store_true", help="write benchmarks/results/sweep.csv")
+    parser.add_argument(
+        "--record", action="store_true", help="write benchmarks/results/sweep.csv"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)  # children are forked: no pool of threads may exist here
     load("digits-lt")  # read once, here

@@ -11,7 +11,9 @@ sys.path.insert(0, str(ROOT / "src"))
 project = "rfdlc"
 author = "The rfdlc developers"
 copyright = author
-version = release = re.findall('__version__ = "(.+)"', (ROOT / "src/rfdlc/__init__.py").read_text())[0]
+version = release = re.findall(
+    '__version__ = "(.+)"', (ROOT / "src/rfdlc/__init__.py").read_text()
+)[0]
 
 extensions = [
     "myst_parser",
@@ -24,11 +26,13 @@ extensions = [
 ]
 exclude_patterns = ["gallery/*.ipynb", "gallery/*.py"]
 
-# Pages are Markdown that GitHub shows as well: links go to files, anchors are those of headings.
+# Pages are Markdown that GitHub shows as well: links go to files, anchors are those of
+# headings.
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 
-# The reference: numpydoc sections, `names` in docstrings become links where there is such a name.
+# The reference: numpydoc sections, `names` in docstrings become links where there is
+# such a name.
 default_role = "py:obj"
 highlight_language = "none"  # blocks say if they are Python
 autosummary_generate = True
@@ -67,16 +71,29 @@ html_theme_options = {
     "navbar_align": "left",
     "navbar_end": ["theme-switcher"],
     "show_prev_next": True,
-    "secondary_sidebar_items": {"**": ["page-toc"], "leaderboard": []},  # whose tables are wide
+    "secondary_sidebar_items": {
+        "**": ["page-toc"],
+        "leaderboard": [],
+    },  # whose tables are wide
     "footer_start": ["copyright"],
     "footer_end": [],
 }
 # Pages without pages below them have nothing to show there.
-ALONE = ("architecture", "changelog", "concepts", "conduct", "contributing", "glossary", "releasing", "start")
+ALONE = (
+    "architecture",
+    "changelog",
+    "concepts",
+    "conduct",
+    "contributing",
+    "glossary",
+    "releasing",
+    "start",
+)
 html_sidebars: dict[str, list[str]] = {page: [] for page in ALONE}
 
 
-# Files outside of this folder that have a page here: links to them, and from them, are those of the repository.
+# Files outside of this folder that have a page here: links to them, and from them, are
+# those of the repository.
 PAGES = {
     "](../benchmarks/README.md": "](measurements.md",
     "](CODE_OF_CONDUCT.md": "](conduct.md",
@@ -87,14 +104,22 @@ PAGES = {
 
 
 def with_links_to_pages(*event: Any) -> None:
-    """Change the text of a page or of an included file: the last argument of the event, a list."""
+    """Change the text of a page or of an included file: the last argument of the event,
+    a list.
+    """
     for file, page in PAGES.items():
         event[-1][0] = event[-1][0].replace(file, page)
 
 
 def skip_metadata_routing(app: Any, what: str, name: str, *rest: Any) -> bool | None:
-    """scikit-learn adds `set_fit_request` and the like, whose docstrings link to its own pages."""
-    return True if re.fullmatch(r"(set_\w+_request|get_metadata_routing|model_\w+)", name) else None
+    """scikit-learn adds `set_fit_request` and the like, whose docstrings link to its
+    own pages.
+    """
+    return (
+        True
+        if re.fullmatch(r"(set_\w+_request|get_metadata_routing|model_\w+)", name)
+        else None
+    )
 
 
 def setup(app: Any) -> None:

@@ -1,4 +1,5 @@
-"""Check the links of a built site: every page, file and anchor that a page of the site refers to exists.
+"""Check the links of a built site: every page, file and anchor that a page of the site
+refers to exists.
 
 python docs/links.py build/site
 """
@@ -28,15 +29,23 @@ class Page(HTMLParser):
 
 def broken(site: Path) -> list[str]:
     """'page: link' for every link inside of the site that leads nowhere."""
-    pages = {file.resolve(): Page(file) for file in sorted(site.rglob("*.html")) if "_static" not in file.parts}
+    pages = {
+        file.resolve(): Page(file)
+        for file in sorted(site.rglob("*.html"))
+        if "_static" not in file.parts
+    }
     found = []
     for file, page in pages.items():
         for link in sorted(page.links):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
-            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
-            if not target.exists() or (target in pages and unquote(parts.fragment) not in pages[target].anchors):
+            target = (
+                (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            )
+            if not target.exists() or (
+                target in pages and unquote(parts.fragment) not in pages[target].anchors
+            ):
                 found.append(f"{file.relative_to(site.resolve())}: {link}")
     return found
 

@@ -2,8 +2,9 @@
 Prediction sets on a long tail
 ==============================
 
-A prediction set names several classes, and promises that the true one is among them in 90% of the cases. With the usual
-sets, rare classes pay for the promise. Macro sets treat classes alike.
+A prediction set names several classes, and promises that the true one is among them in
+90% of the cases. With the usual sets, rare classes pay for the promise. Macro sets
+treat classes alike.
 """
 
 # %%
@@ -37,12 +38,20 @@ def model(samples):
 # All have the same promise and the same probabilities. They differ in the threshold above which a class is in the set.
 classes = rfdlc.Classes.from_counts((10000 * prior).astype(int))
 one_hot = rfdlc.Utility.one_hot(classes)
-decider = rfdlc.Decider(one_hot, train_prior="train", calibration="temperature").fit(p_held, y_held)
-kinds = {kind: decider.fit_sets(p_held, y_held, kind=kind, coverage=0.9) for kind in ("marginal", "macro", "class")}
+decider = rfdlc.Decider(one_hot, train_prior="train", calibration="temperature").fit(
+    p_held, y_held
+)
+kinds = {
+    kind: decider.fit_sets(p_held, y_held, kind=kind, coverage=0.9)
+    for kind in ("marginal", "macro", "class")
+}
 for kind, each in kinds.items():
     found = rfdlc.evaluate(p_new, y_new, each)
     coverage = {name: f"{value:.2f}" for name, value in found.set_coverage.items()}
-    print(f"{kind:8} sets have {found.set_size['all']:.2f} classes on average; coverage {coverage}")
+    print(
+        f"{kind:8} sets have {found.set_size['all']:.2f} classes on average; coverage"
+        f" {coverage}"
+    )
 
 # %%
 # Coverage of each class, from the most frequent one to the rarest:
@@ -69,4 +78,8 @@ plt.show()
 rare = np.flatnonzero(y_new == 9)[:10]
 answers = {kind: each.decide_sets(p_new[rare]) for kind, each in kinds.items()}
 for row in range(10):
-    print("  ".join(f"{kind}: {np.flatnonzero(inside[row])}" for kind, inside in answers.items()))
+    print(
+        "  ".join(
+            f"{kind}: {np.flatnonzero(inside[row])}" for kind, inside in answers.items()
+        )
+    )

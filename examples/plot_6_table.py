@@ -2,8 +2,9 @@
 A table with a rare class
 =========================
 
-``RFDLCClassifier`` fits several kinds of models to a table, weighs them by their out-of-fold likelihood, calibrates,
-and decides for a utility. Here it is compared with the usual choices on wines, of which one kind is rare.
+``RFDLCClassifier`` fits several kinds of models to a table, weighs them by their
+out-of-fold likelihood, calibrates, and decides for a utility. Here it is compared with
+the usual choices on wines, of which one kind is rare.
 """
 
 # %%
@@ -27,7 +28,9 @@ warnings.simplefilter("ignore")
 X, y = load_wine(return_X_y=True)
 keep = (y != 2) | (np.arange(len(y)) % 4 == 0)
 X, y = X[keep], y[keep]
-X = X + np.random.default_rng(0).normal(0, 0.8 * X.std(axis=0), X.shape)  # noisy measurements
+X = X + np.random.default_rng(0).normal(
+    0, 0.8 * X.std(axis=0), X.shape
+)  # noisy measurements
 print("wines of each grower:", np.bincount(y))
 
 # %%
@@ -37,15 +40,19 @@ print("wines of each grower:", np.bincount(y))
 costs = np.array([[0, 1, 1], [1, 0, 1], [10, 10, 0]])
 models = {
     "logistic regression": make_pipeline(StandardScaler(), LogisticRegression()),
-    "the same, decided": rfdlc.UtilityClassifier(make_pipeline(StandardScaler(), LogisticRegression()), -costs),
+    "the same, decided": rfdlc.UtilityClassifier(
+        make_pipeline(StandardScaler(), LogisticRegression()), -costs
+    ),
     "random forest": RandomForestClassifier(100, random_state=0),
-    "the same, decided ": rfdlc.UtilityClassifier(RandomForestClassifier(50, random_state=0), -costs),
+    "the same, decided ": rfdlc.UtilityClassifier(
+        RandomForestClassifier(50, random_state=0), -costs
+    ),
     "RFDLCClassifier": rfdlc.RFDLCClassifier(-costs, random_state=0),
 }
 
 # %%
 # Mean cost in three folds
-# ------------------------
+# --------------------------------------------------------------------------------------
 score = rfdlc.make_utility_scorer(-costs)
 spent = {name: [] for name in models}
 for train, test in StratifiedKFold(3, shuffle=True, random_state=0).split(X, y):
@@ -56,7 +63,10 @@ for name, values in spent.items():
 
 figure, axis = plt.subplots(figsize=(7, 3))
 names = list(spent)[::-1]
-means, errors = [np.mean(spent[n]) for n in names], [np.std(spent[n]) / np.sqrt(3) for n in names]
+means, errors = (
+    [np.mean(spent[n]) for n in names],
+    [np.std(spent[n]) / np.sqrt(3) for n in names],
+)
 axis.barh(names, means, xerr=errors, color="#4477aa")
 axis.set(xlabel="mean cost of a decision (bars: standard error over folds)")
 figure.tight_layout()

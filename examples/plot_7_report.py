@@ -2,8 +2,8 @@
 A report that readers can edit
 ==============================
 
-``rfdlc.report`` writes one HTML file that opens offline in any browser. Readers can edit the utility in it and see at
-once what changes.
+``rfdlc.report`` writes one HTML file that opens offline in any browser. Readers can
+edit the utility in it and see at once what changes.
 """
 
 # %%
@@ -22,7 +22,10 @@ import rfdlc
 
 folder = Path(tempfile.mkdtemp())
 runs = {"cross-entropy": "ce", "rf-dlc": "rf-dlc"}
-models = {name: rfdlc.train("digits-lt", method, out=folder / method) for name, method in runs.items()}
+models = {
+    name: rfdlc.train("digits-lt", method, out=folder / method)
+    for name, method in runs.items()
+}
 
 # %%
 # Write the report
@@ -30,7 +33,11 @@ models = {name: rfdlc.train("digits-lt", method, out=folder / method) for name, 
 # A right decision is worth 1. Taking a digit for a more frequent one costs 1.
 classes = models["rf-dlc"].classes
 utility = rfdlc.Utility.tail_sensitive(classes, penalty=-1)
-page = rfdlc.report({name: folder / method for name, method in runs.items()}, utility, folder / "report.html")
+page = rfdlc.report(
+    {name: folder / method for name, method in runs.items()},
+    utility,
+    folder / "report.html",
+)
 print(f"{page.name}: {page.stat().st_size / 1e6:.1f} MB")
 
 
@@ -39,24 +46,37 @@ print(f"{page.name}: {page.stat().st_size / 1e6:.1f} MB")
 class Frame:
     def _repr_html_(self) -> str:
         text = html.escape(page.read_text(encoding="utf-8"), quote=True)
-        return f'<iframe srcdoc="{text}" title="the report" width="100%" height="700"></iframe>'
+        return (
+            f'<iframe srcdoc="{text}" title="the report" width="100%"'
+            ' height="700"></iframe>'
+        )
 
 
 Frame()
 
 # %%
 # The same numbers in Python
-# --------------------------
+# --------------------------------------------------------------------------------------
 # ``evaluate`` gives every metric of the report, with its interval.
 figure, axis = plt.subplots(figsize=(7, 3))
 for name, model in models.items():
     predictions = rfdlc.Predictions.load(model.path / "predictions.npz")
     penalties = np.linspace(0, -3, 13)
     found = [
-        rfdlc.evaluate(predictions, decider=model.decider.replace(utility=rfdlc.Utility.tail_sensitive(classes, p)))
+        rfdlc.evaluate(
+            predictions,
+            decider=model.decider.replace(
+                utility=rfdlc.Utility.tail_sensitive(classes, p)
+            ),
+        )
         for p in penalties
     ]
-    axis.plot([100 * f.false_head_rate for f in found], [100 * f.accuracy for f in found], "o-", label=name)
+    axis.plot(
+        [100 * f.false_head_rate for f in found],
+        [100 * f.accuracy for f in found],
+        "o-",
+        label=name,
+    )
 axis.set(xlabel="rare digits taken for more frequent ones (%)", ylabel="accuracy (%)")
 axis.legend(frameon=False)
 figure.tight_layout()

@@ -2,13 +2,13 @@
 Serve decisions over HTTP
 =========================
 
-``rfdlc serve`` answers requests with decisions. Every request may bring its own utility: costs belong to the customer,
-not to the model.
+``rfdlc serve`` answers requests with decisions. Every request may bring its own
+utility: costs belong to the customer, not to the model.
 """
 
 # %%
 # A model and a server
-# --------------------
+# --------------------------------------------------------------------------------------
 # The server is a process of its own: ``rfdlc serve runs/a --port 8000``. Here Python starts it, on a free port.
 import socket
 import subprocess
@@ -39,13 +39,18 @@ for _second in range(60):
 # Images as arrays; image files and rows of tables work as well.
 images = rfdlc.load("digits-lt").splits["test"].array
 answer = client.decide(arrays=images[:5])
-for action, probability, worth in zip(answer["action"], answer["probability"], answer["expected_utility"], strict=True):
+for action, probability, worth in zip(
+    answer["action"], answer["probability"], answer["expected_utility"], strict=True
+):
     print(f"{action}  (probability {probability:.2f}, expected utility {worth:.2f})")
 
 # %%
 # The same images with other costs, for this request alone:
 careful = rfdlc.Utility.tail_sensitive(model.classes, penalty=-1).with_abstain(0.8)
-print(client.decide(arrays=images[:50], utility=careful)["action"].count("abstain"), "of 50 are handed over")
+print(
+    client.decide(arrays=images[:50], utility=careful)["action"].count("abstain"),
+    "of 50 are handed over",
+)
 
 # %%
 # The server decides as the library does:
@@ -54,7 +59,7 @@ assert served == [model.classes.names[a] for a in model.decide(images[:200])]
 
 # %%
 # How long does an answer take?
-# -----------------------------
+# --------------------------------------------------------------------------------------
 took = []
 for row in range(200):
     began = time.perf_counter()

@@ -1,1 +1,3 @@
-"""The paper's tables and ours: grids of runs, what they measured, and the published values beside it."""
+"""The paper's tables and ours: grids of runs, what they measured, and the published
+values beside it.
+"""

@@ -1,4 +1,6 @@
-"""What the evidence keeps of a run: a record beside its files, a light copy, its row of `runs.csv`."""
+"""What the evidence keeps of a run: a record beside its files, a light copy, its row of
+`runs.csv`.
+"""
 
 import json
 import shutil
@@ -14,11 +16,17 @@ from paper.grids import Wanted, run_settings
 from rfdlc import InputError, Predictions
 from rfdlc.files import read_json, replacing
 
-RECORD = "experiment.json"  # in the run folder: how long it took, and of which commit it is
+RECORD = (  # in the run folder: how long it took, and of which commit it is
+    "experiment.json"
+)
 
 
-def write_record(folder: Path, data: Mapping[str, Any], of_commit: str, **took: float) -> None:
-    """Note of which data and commit a training is, and what it took where that is known: not if it was interrupted."""
+def write_record(
+    folder: Path, data: Mapping[str, Any], of_commit: str, **took: float
+) -> None:
+    """Note of which data and commit a training is, and what it took where that is
+    known: not if it was interrupted.
+    """
     record = {
         **took,
         "data": data,
@@ -42,24 +50,32 @@ def copy_light(run: Path, to: Path) -> None:
             half = found.scores.values.astype(np.float16)
             classes = np.array(json.dumps(found.classes.to_dict()))
             assert found.targets is not None
-            np.savez_compressed(beside / name, logits=half, targets=found.targets, classes=classes)
+            np.savez_compressed(
+                beside / name, logits=half, targets=found.targets, classes=classes
+            )
     shutil.rmtree(to, ignore_errors=True)
     beside.replace(to)
 
 
 def check_same(run: Wanted, data: Mapping[str, Any], folder: Path) -> None:
-    """A finished folder is refused where it is of other data than the grid's, or had another share held out.
+    """A finished folder is refused where it is of other data than the grid's, or had
+    another share held out.
 
-    Its name says neither: a grid that was edited would be given metrics of what it was before.
+    Its name says neither: a grid that was edited would be given metrics of what it was
+    before.
     """
     wanted = float(run_settings(run)["hold_out"]), data
     record = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
-    found = read_json(folder / "config.json")["settings"]["hold_out"], record.get("data", data)
+    found = (
+        read_json(folder / "config.json")["settings"]["hold_out"],
+        record.get("data", data),
+    )
     for what, ours, theirs in zip(("hold_out =", "data ="), wanted, found, strict=True):
         if ours != theirs:
             raise InputError(
-                f"{folder} was trained with {what} {theirs}, and the grid has {ours}: "
-                "give the data another name ([data] name = ...), or other folders (--runs, --out, --logits)"
+                f"{folder} was trained with {what} {theirs}, and the grid has {ours}:"
+                " give the data another name ([data] name = ...), or other folders"
+                " (--runs, --out, --logits)"
             )
 
 
@@ -70,10 +86,14 @@ def provenance(run: Wanted, folder: Path) -> dict[str, Any]:
         "run": run.name,
         "seed": run.seed,
         "method": run.method,
-        "settings": " ".join(f"{key}={value}" for key, value in sorted(run.settings.items())),
+        "settings": " ".join(
+            f"{key}={value}" for key, value in sorted(run.settings.items())
+        ),
         **{name: value for name, value in made.items() if name != "data"},
         "hardware": where["gpu"] or f"CPU, {where['platform']}",
-        "versions": ", ".join(f"{name} {where[name]}" for name in ("rfdlc", "python", "torch", "numpy")),
+        "versions": ", ".join(
+            f"{name} {where[name]}" for name in ("rfdlc", "python", "torch", "numpy")
+        ),
     }
 
 

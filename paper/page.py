@@ -1,4 +1,6 @@
-"""docs/evidence.md, generated from the result files: `python -m paper page > docs/evidence.md`."""
+"""docs/evidence.md, generated from the result files: `python -m paper page >
+docs/evidence.md`.
+"""
 
 from paper import rendering
 from paper.plots import measured_ablations
@@ -35,7 +37,13 @@ python -m paper run cifar100 --dry-run          # what a grid costs
 def text(results: Results) -> str:
     """The whole page."""
     tables = rendering.markdown([build(name, results) for name in SPECS])
-    parts = [INTRODUCTION.format(legend=rendering.LEGEND), _measured(results), _contents(), tables, _figures(results)]
+    parts = [
+        INTRODUCTION.format(legend=rendering.LEGEND),
+        _measured(results),
+        _contents(),
+        tables,
+        _figures(results),
+    ]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -43,9 +51,17 @@ def _measured(results: Results) -> str:
     """What was run where."""
     lines = ["| data | runs | hardware | commits |", "|---|---:|---|---|"]
     for data, rows in results.runs.items():
-        made = {name: ", ".join(sorted({row[name] for row in rows if row[name]})) for name in ("hardware", "commit")}
-        lines.append(f"| {DATA_TITLES.get(data, data)} | {len(rows)} | {made['hardware']} | {made['commit']} |")
-    return "\n".join([*(lines if results.runs else ["Nothing has been measured yet."]), ""])
+        made = {
+            name: ", ".join(sorted({row[name] for row in rows if row[name]}))
+            for name in ("hardware", "commit")
+        }
+        lines.append(
+            f"| {DATA_TITLES.get(data, data)} | {len(rows)} | {made['hardware']} |"
+            f" {made['commit']} |"
+        )
+    return "\n".join(
+        [*(lines if results.runs else ["Nothing has been measured yet."]), ""]
+    )
 
 
 def _figures(results: Results) -> str:
@@ -53,10 +69,17 @@ def _figures(results: Results) -> str:
     names = measured_ablations(results)
     for data in results.runs:
         if frontier(results, data, "rf-dlc"):
-            kinds = (f"frontier-{data}", f"reliability-{data}-argmax", f"reliability-{data}-calibrated")
+            kinds = (
+                f"frontier-{data}",
+                f"reliability-{data}-argmax",
+                f"reliability-{data}-calibrated",
+            )
             names += [*kinds, f"risk-coverage-{data}"]
     links = "\n".join(f"![{name}](figures/{name}.png)" for name in names)
-    return f"## Figures\n\nDrawn from the same files: `python -m paper figures docs/figures`.\n\n{links}"
+    return (
+        "## Figures\n\nDrawn from the same files: `python -m paper figures"
+        f" docs/figures`.\n\n{links}"
+    )
 
 
 def _contents() -> str:

@@ -1,4 +1,6 @@
-"""Which tables there are: their rows, which run and decision each stands for, and the paper's row it is beside."""
+"""Which tables there are: their rows, which run and decision each stands for, and the
+paper's row it is beside.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +16,9 @@ DATA_TITLES = {
     "dermamnist": "DermaMNIST (rebuilt), official split",
     "dermamnist-separated": "DermaMNIST (rebuilt), no lesion in two splits",
     "cifar10-lt-paper-profile": "CIFAR10-LT, the paper's profile: 5000 to 79 images",
-    "cifar100-lt-paper-profile": "CIFAR100-LT, the paper's profile: 500 to 5 images, a factor of 95",
+    "cifar100-lt-paper-profile": (
+        "CIFAR100-LT, the paper's profile: 500 to 5 images, a factor of 95"
+    ),
     "cifar10-lt-gentler": "CIFAR10-LT, the paper's shape from fewer images: 3155 to 50",
     "cifar10-lt-thinned": "CIFAR10-LT, factor 100 from as few images: 3410 to 34",
 }
@@ -27,7 +31,9 @@ REGIONS = ("acc", "head", "med", "tail")
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table: which run, how decided, and which row of the paper it stands beside (if any)."""
+    """A row of a table: which run, how decided, and which row of the paper it stands
+    beside (if any).
+    """
 
     label: str
     run: str
@@ -35,10 +41,18 @@ class Line:
     decision: str = "argmax"
     row: str = ""  # the paper's row
     split: str = "test"
-    metrics: Mapping[str, str] = field(default_factory=dict)  # column -> its metric here, or `decision|metric`
-    beside: Sequence[str] | None = None  # columns that the paper's row is about; all unless said
-    printed: Mapping[str, str] = field(default_factory=dict)  # column -> the paper's name of it, where that is another
-    data: Sequence[str] | None = None  # data sets that have this line; all of the table's unless said
+    metrics: Mapping[str, str] = field(
+        default_factory=dict
+    )  # column -> its metric here, or `decision|metric`
+    beside: Sequence[str] | None = (
+        None  # columns that the paper's row is about; all unless said
+    )
+    printed: Mapping[str, str] = field(
+        default_factory=dict
+    )  # column -> the paper's name of it, where that is another
+    data: Sequence[str] | None = (
+        None  # data sets that have this line; all of the table's unless said
+    )
 
 
 @dataclass(frozen=True)
@@ -54,9 +68,16 @@ class Spec:
 
 
 _RUNS = {  # the paper's name -> our run
-    "LA": "la", "ACE": "ace", "SRepr": "srepr", "CE": "ce", "Focal Loss": "focal", "CB Loss": "cb", "LDAM": "ldam-drw",
-    "RIDE": "ride", "TLC": "tlc",
-}  # fmt: skip
+    "LA": "la",
+    "ACE": "ace",
+    "SRepr": "srepr",
+    "CE": "ce",
+    "Focal Loss": "focal",
+    "CB Loss": "cb",
+    "LDAM": "ldam-drw",
+    "RIDE": "ride",
+    "TLC": "tlc",
+}
 
 
 def _methods(names: Sequence[str], **more: Any) -> Iterator[Line]:
@@ -67,7 +88,11 @@ def _methods(names: Sequence[str], **more: Any) -> Iterator[Line]:
 
 def _standard(decision: str, names: Sequence[str] = (), **more: Any) -> Iterator[Line]:
     """The same decision for every method, ours last."""
-    runs = {**{name: _RUNS[name] for name in names}, "RF-DLC (paper)": "rf-dlc-paper", "RF-DLC (ours)": "rf-dlc"}
+    runs = {
+        **{name: _RUNS[name] for name in names},
+        "RF-DLC (paper)": "rf-dlc-paper",
+        "RF-DLC (ours)": "rf-dlc",
+    }
     for label, run in runs.items():
         yield Line(label, run, "standard", decision, **more)
 
@@ -76,9 +101,15 @@ _COMPARED = ("CE", "CB Loss", "LDAM", "RIDE", "TLC")
 _ALL = ("LA", "ACE", "SRepr", *_COMPARED)
 _DERMA = ("CE", "Focal Loss", "CB Loss", "LDAM")
 # The published values of CB look like it
-_LATE_WEIGHTS = Line("CB Loss, weights late", "cb+deferred=0.8", row="CB Loss", data=CIFARS)
+_LATE_WEIGHTS = Line(
+    "CB Loss, weights late", "cb+deferred=0.8", row="CB Loss", data=CIFARS
+)
 _BAYESIAN = {"auc": "paper_auc_bayesian", "ece": "paper_ece_bayesian"}
-_AUC_ECE = tuple(f"{metric}{region}" for metric in ("auc", "ece") for region in ("", "_head", "_med", "_tail"))
+_AUC_ECE = tuple(
+    f"{metric}{region}"
+    for metric in ("auc", "ece")
+    for region in ("", "_head", "_med", "_tail")
+)
 
 
 def _by_score(columns: Sequence[str], name: str) -> dict[str, str]:
@@ -88,42 +119,95 @@ def _by_score(columns: Sequence[str], name: str) -> dict[str, str]:
 def _scores(columns: Sequence[str]) -> Iterator[Line]:
     """The paper's three uncertainty scores, by its own measure; then standard ones.
 
-    It does not say whose logits the evidence is of. TLC, which brought it, has an AUC near the published one; that of
-    RF-DLC's own logits is below 50.
+    It does not say whose logits the evidence is of. TLC, which brought it, has an AUC
+    near the published one; that of RF-DLC's own logits is below 50.
     """
-    for label, run in (("MCP", "rf-dlc-paper"), ("Evidential", "tlc"), ("Bayesian", "rf-dlc-paper")):
+    for label, run in (
+        ("MCP", "rf-dlc-paper"),
+        ("Evidential", "tlc"),
+        ("Bayesian", "rf-dlc-paper"),
+    ):
         yield Line(label, run, row=label, metrics=_by_score(columns, label.lower()))
-    yield Line("Evidential, of RF-DLC", "rf-dlc-paper", metrics=_by_score(columns, "evidential"))
+    yield Line(
+        "Evidential, of RF-DLC",
+        "rf-dlc-paper",
+        metrics=_by_score(columns, "evidential"),
+    )
     by_entropy = {c: c.replace("auc", "auc_entropy") for c in columns}
     for label, run in (("RF-DLC (paper)", "rf-dlc-paper"), ("RF-DLC (ours)", "rf-dlc")):
         yield Line(f"{label}, not calibrated", run, "standard", "argmax")
         yield Line(f"{label}, maximum probability", run, "standard", "calibrated")
-        yield Line(f"{label}, entropy", run, "standard", "calibrated", metrics=by_entropy)
+        yield Line(
+            f"{label}, entropy", run, "standard", "calibrated", metrics=by_entropy
+        )
 
 
-_TASK_ROWS = {"bird-plane": "bird-plane", "vehicle-animal": "vehicle-mammal", "mammal-vehicle": ""}
+_TASK_ROWS = {
+    "bird-plane": "bird-plane",
+    "vehicle-animal": "vehicle-mammal",
+    "mammal-vehicle": "",
+}
 
 
 def _task(task: str, row: str) -> Iterator[Line]:
-    """One model without and one with the task's utility in training; then the decision for it afterwards."""
-    metrics, printed = {"rate": f"rate_{task}"}, {"rate": "rate_utility", "acc": "acc_utility"}
+    """One model without and one with the task's utility in training; then the decision
+    for it afterwards.
+    """
+    metrics, printed = (
+        {"rate": f"rate_{task}"},
+        {"rate": "rate_utility", "acc": "acc_utility"},
+    )
     yield Line(f"{task}: RF-DLC, one-hot", "rf-dlc-paper", row=row, metrics=metrics)
     run = f"rf-dlc-paper+utility={task}"
-    yield Line(f"{task}: RF-DLC, trained with its utility", run, row=row, metrics=metrics, printed=printed)
+    yield Line(
+        f"{task}: RF-DLC, trained with its utility",
+        run,
+        row=row,
+        metrics=metrics,
+        printed=printed,
+    )
     for label, run in (("paper", "rf-dlc-paper"), ("ours", "rf-dlc")):
-        yield Line(f"{task}: RF-DLC ({label}), arg max", run, "standard", "calibrated", metrics=metrics)
-        yield Line(f"{task}: RF-DLC ({label}), decided for it", run, "standard", f"calibrated {task}", metrics=metrics)
+        yield Line(
+            f"{task}: RF-DLC ({label}), arg max",
+            run,
+            "standard",
+            "calibrated",
+            metrics=metrics,
+        )
+        yield Line(
+            f"{task}: RF-DLC ({label}), decided for it",
+            run,
+            "standard",
+            f"calibrated {task}",
+            metrics=metrics,
+        )
 
 
 def _penalty(value: str) -> str:
-    return {"0": "rf-dlc-paper", "-1": TAIL}.get(value, f"rf-dlc-paper+penalty={value}+utility=tail-sensitive-by-rank")
+    return {"0": "rf-dlc-paper", "-1": TAIL}.get(
+        value, f"rf-dlc-paper+penalty={value}+utility=tail-sensitive-by-rank"
+    )
 
 
 _FOR_PENALTY = {
-    "acc_penalty": "calibrated -1|acc", "fhr_penalty": "calibrated -1|fhr", "utility": "calibrated -1|utility",
-}  # fmt: skip
-_STRENGTHS = {"0": "0.0", "5e-6": "0.01", "5e-5": "0.1", "5e-3": "10.0", "5e-2": "100.0"}
-_FORMS = {"linear": "", "effective number": "effective", "sqrt": "sqrt", "log": "log", "constant": "constant"}
+    "acc_penalty": "calibrated -1|acc",
+    "fhr_penalty": "calibrated -1|fhr",
+    "utility": "calibrated -1|utility",
+}
+_STRENGTHS = {
+    "0": "0.0",
+    "5e-6": "0.01",
+    "5e-5": "0.1",
+    "5e-3": "10.0",
+    "5e-2": "100.0",
+}
+_FORMS = {
+    "linear": "",
+    "effective number": "effective",
+    "sqrt": "sqrt",
+    "log": "log",
+    "constant": "constant",
+}
 
 SPECS: dict[str, Spec] = {
     "fhr": Spec(
@@ -138,7 +222,8 @@ SPECS: dict[str, Spec] = {
             Line("RF-DLC (paper), tail-sensitive", TAIL, "standard", "calibrated -1"),
         ),
         "fhr",
-        "25, 50 and 75 are the head's share of the classes in percent. Standard: decided for a penalty of -1.",
+        "25, 50 and 75 are the head's share of the classes in percent. Standard:"
+        " decided for a penalty of -1.",
     ),
     "class-sensitive": Spec(
         "Class-sensitive tasks (%)",
@@ -146,9 +231,11 @@ SPECS: dict[str, Spec] = {
         ("rate", "acc"),
         tuple(line for task, row in _TASK_ROWS.items() for line in _task(task, row)),
         "class-sensitive",
-        "The rate is the share of samples of the first classes decided as one of the second: birds as airplanes; "
-        "automobiles and trucks as cat, deer, dog, horse or frog (vehicle-animal: what the authors' code counts as "
-        "vehicle-mammal); these without the frog as the former (mammal-vehicle: what the paper's text says).",
+        "The rate is the share of samples of the first classes decided as one of the"
+        " second: birds as airplanes; automobiles and trucks as cat, deer, dog, horse"
+        " or frog (vehicle-animal: what the authors' code counts as vehicle-mammal);"
+        " these without the frog as the former (mammal-vehicle: what the paper's text"
+        " says).",
     ),
     "accuracy": Spec(
         "Standard long-tailed classification: top-1 accuracy (%)",
@@ -161,7 +248,8 @@ SPECS: dict[str, Spec] = {
             *_standard("calibrated", _ALL),
         ),
         "accuracy",
-        "LA, ACE and SRepr: copied by the paper from the original ones. Standard: arg max of calibrated probabilities.",
+        "LA, ACE and SRepr: copied by the paper from the original ones. Standard: arg"
+        " max of calibrated probabilities.",
     ),
     "uncertainty": Spec(
         "Uncertainty: finding errors (AUC) and calibration (ECE), in percent",
@@ -169,8 +257,9 @@ SPECS: dict[str, Spec] = {
         ("auc", "ece"),
         tuple(_scores(("auc", "ece"))),
         "uncertainty",
-        "The paper's ECE takes 1 - score as confidence, in ten bins, and loses samples outside of them. Evidential: of "
-        "TLC's logits, and of RF-DLC's. Standard ECE: 15 bins of the maximum probability.",
+        "The paper's ECE takes 1 - score as confidence, in ten bins, and loses samples"
+        " outside of them. Evidential: of TLC's logits, and of RF-DLC's. Standard ECE:"
+        " 15 bins of the maximum probability.",
     ),
     "uncertainty-regions": Spec(
         "Uncertainty by class region (%)",
@@ -185,17 +274,32 @@ SPECS: dict[str, Spec] = {
         (*REGIONS, "auc", "ece", "fhr", "fhr25", "fhr50", "fhr75"),
         (
             *_methods(_DERMA, split="val", metrics=_BAYESIAN),
-            Line("RF-DLC", "rf-dlc-paper", row="RF-DLC", split="val", metrics=_BAYESIAN),
-            Line("RF-DLC, tail-sensitive", TAIL, row="RF-DLC", split="val", metrics=_BAYESIAN),
-            *(replace(line, protocol="paper, test", row="") for line in _methods(_DERMA, metrics=_BAYESIAN)),
+            Line(
+                "RF-DLC", "rf-dlc-paper", row="RF-DLC", split="val", metrics=_BAYESIAN
+            ),
+            Line(
+                "RF-DLC, tail-sensitive",
+                TAIL,
+                row="RF-DLC",
+                split="val",
+                metrics=_BAYESIAN,
+            ),
+            *(
+                replace(line, protocol="paper, test", row="")
+                for line in _methods(_DERMA, metrics=_BAYESIAN)
+            ),
             Line("RF-DLC", "rf-dlc-paper", "paper, test", metrics=_BAYESIAN),
             Line("RF-DLC, tail-sensitive", TAIL, "paper, test", metrics=_BAYESIAN),
             *_standard("calibrated", _DERMA),
-            *(replace(line, label=f"{line.label}, -1") for line in _standard("calibrated -1", _DERMA)),
+            *(
+                replace(line, label=f"{line.label}, -1")
+                for line in _standard("calibrated -1", _DERMA)
+            ),
         ),
         "dermamnist",
-        "The paper scored the validation split (`paper`); `paper, test` is the same model on the test split. AUC and "
-        "ECE of the paper's protocol use entropy. Standard: calibrated on the validation split, natural class prior.",
+        "The paper scored the validation split (`paper`); `paper, test` is the same"
+        " model on the test split. AUC and ECE of the paper's protocol use entropy."
+        " Standard: calibrated on the validation split, natural class prior.",
     ),
     "utility": Spec(
         "Utility ablation (%)",
@@ -205,8 +309,17 @@ SPECS: dict[str, Spec] = {
             Line("one-hot", "rf-dlc-paper", row="one-hot"),
             Line("tail-sensitive", TAIL, row="tail-sensitive"),
             *(
-                Line(f"{label}, decided for {penalty}", run, "standard", f"calibrated {penalty}")
-                for label, run in (("one-hot", "rf-dlc-paper"), ("tail-sensitive", TAIL), ("RF-DLC (ours)", "rf-dlc"))
+                Line(
+                    f"{label}, decided for {penalty}",
+                    run,
+                    "standard",
+                    f"calibrated {penalty}",
+                )
+                for label, run in (
+                    ("one-hot", "rf-dlc-paper"),
+                    ("tail-sensitive", TAIL),
+                    ("RF-DLC (ours)", "rf-dlc"),
+                )
                 for penalty in ("0", "-0.25", "-1")
             ),
         ),
@@ -219,24 +332,39 @@ SPECS: dict[str, Spec] = {
         (*REGIONS, "fhr"),
         (
             *(
-                Line(form, f"rf-dlc-paper+weights={name}" if name else "rf-dlc-paper", row=form)
+                Line(
+                    form,
+                    f"rf-dlc-paper+weights={name}" if name else "rf-dlc-paper",
+                    row=form,
+                )
                 for form, name in _FORMS.items()
             ),
-            Line("the prior in the likelihood (ours)", "rf-dlc", "standard", "calibrated"),
+            Line(
+                "the prior in the likelihood (ours)", "rf-dlc", "standard", "calibrated"
+            ),
         ),
         "weights",
-        "The weights 0.1667 and 0.5581 that the paper prints for the last class are 1/6 and 1/log 6: its last class "
-        "had 6 images, not 5. Here f is log(1 + n) for the logarithm.",
+        "The weights 0.1667 and 0.5581 that the paper prints for the last class are 1/6"
+        " and 1/log 6: its last class had 6 images, not 5. Here f is log(1 + n) for the"
+        " logarithm.",
     ),
     "particles": Spec(
         "Number of particles (%)",
         ("cifar100-lt",),
         (*REGIONS, "fhr", "ece", "disagreement"),
         (
-            *(Line(str(k), "rf-dlc-paper" if k == 3 else f"rf-dlc-paper+particles={k}") for k in range(1, 9)),
+            *(
+                Line(
+                    str(k), "rf-dlc-paper" if k == 3 else f"rf-dlc-paper+particles={k}"
+                )
+                for k in range(1, 9)
+            ),
             Line("3 (ours)", "rf-dlc", "standard", "calibrated"),
         ),
-        note="The paper has a plot of this and no numbers. ECE: 15 bins, not calibrated under the paper's protocol.",
+        note=(
+            "The paper has a plot of this and no numbers. ECE: 15 bins, not calibrated"
+            " under the paper's protocol."
+        ),
     ),
     "repulsion": Spec(
         "Repulsion between particles (%)",
@@ -246,7 +374,11 @@ SPECS: dict[str, Spec] = {
             *(
                 Line(
                     f"lambda {row}",
-                    f"rf-dlc-paper+repulsion_strength={_STRENGTHS[row]}" if row in _STRENGTHS else "rf-dlc-paper",
+                    (
+                        f"rf-dlc-paper+repulsion_strength={_STRENGTHS[row]}"
+                        if row in _STRENGTHS
+                        else "rf-dlc-paper"
+                    ),
                     row=row,
                     metrics=_BAYESIAN,
                 )
@@ -255,8 +387,9 @@ SPECS: dict[str, Spec] = {
             Line("RF-DLC (ours)", "rf-dlc", "standard", "calibrated"),
         ),
         "repulsion",
-        "The authors' code has no lambda: its repulsion is strength 1 here and is put beside their default 5e-4, the "
-        "others in proportion. AUC and ECE by entropy, the paper's measure.",
+        "The authors' code has no lambda: its repulsion is strength 1 here and is put"
+        " beside their default 5e-4, the others in proportion. AUC and ECE by entropy,"
+        " the paper's measure.",
     ),
     "ensembles": Spec(
         "Ensembles of single-model methods (%)",
@@ -264,14 +397,32 @@ SPECS: dict[str, Spec] = {
         (*REGIONS, "auc", "ece", "fhr", "fhr25", "fhr50", "fhr75"),
         (
             Line("3 x CB Loss", "ensemble-cb", row="3 x CB Loss", metrics=_BAYESIAN),
-            Line("3 x CB Loss, weights late", "ensemble-cb+deferred=0.8", row="3 x CB Loss", metrics=_BAYESIAN),
+            Line(
+                "3 x CB Loss, weights late",
+                "ensemble-cb+deferred=0.8",
+                row="3 x CB Loss",
+                metrics=_BAYESIAN,
+            ),
             Line("3 x LDAM", "ensemble-ldam", row="3 x LDAM", metrics=_BAYESIAN),
-            Line("RF-DLC", "rf-dlc-paper", row="RF-DLC", metrics=_BAYESIAN, beside=(*REGIONS, "auc", "ece")),
-            Line("RF-DLC, tail-sensitive", TAIL, row="RF-DLC", metrics=_BAYESIAN, beside=FHR),
+            Line(
+                "RF-DLC",
+                "rf-dlc-paper",
+                row="RF-DLC",
+                metrics=_BAYESIAN,
+                beside=(*REGIONS, "auc", "ece"),
+            ),
+            Line(
+                "RF-DLC, tail-sensitive",
+                TAIL,
+                row="RF-DLC",
+                metrics=_BAYESIAN,
+                beside=FHR,
+            ),
             *_standard("calibrated"),
         ),
         "ensembles",
-        "The paper's row of RF-DLC joins the accuracy of its one-hot model and the FHR of its tail-sensitive one.",
+        "The paper's row of RF-DLC joins the accuracy of its one-hot model and the FHR"
+        " of its tail-sensitive one.",
     ),
     "cost": Spec(
         "Computational cost of one training, 200 epochs",
@@ -285,8 +436,9 @@ SPECS: dict[str, Spec] = {
             Line("RF-DLC (ours)", "rf-dlc", "standard"),
         ),
         "cost",
-        "Published: one RTX A6000. Measured: minutes of one H200, a run's share of the stack it was trained in; "
-        "none where other trainings used the GPU at that time.",
+        "Published: one RTX A6000. Measured: minutes of one H200, a run's share of the"
+        " stack it was trained in; none where other trainings used the GPU at that"
+        " time.",
     ),
     "cost-sensitive": Spec(
         "Cost-sensitive learning (%)",
@@ -295,20 +447,34 @@ SPECS: dict[str, Spec] = {
         (
             Line("RF-DLC, tail-sensitive", TAIL, row="RF-DLC"),
             Line("Elkan", "ce", decision="expected-utility", row="Elkan"),
-            Line("Reweighting + Elkan", "cb", decision="expected-utility", row="Reweighting + Elkan"),
+            Line(
+                "Reweighting + Elkan",
+                "cb",
+                decision="expected-utility",
+                row="Reweighting + Elkan",
+            ),
             *_standard("calibrated -1", ("CE", "CB Loss")),
         ),
         "cost-sensitive",
-        "Elkan: least expected cost for a penalty of -1 on probabilities as they come; standard: the same, calibrated.",
+        "Elkan: least expected cost for a penalty of -1 on probabilities as they come;"
+        " standard: the same, calibrated.",
     ),
     "utility-values": Spec(
         "Utility values in training (%)",
         ("cifar100-lt",),
         ("acc", "tail", *FHR),
         (
-            *(Line(value, _penalty(value), row=value) for value in ("0", *(f"-0.{k}" for k in range(1, 10)), "-1")),
             *(
-                Line(f"RF-DLC (ours), decided for {penalty:g}", "rf-dlc", "standard", f"calibrated {penalty:g}")
+                Line(value, _penalty(value), row=value)
+                for value in ("0", *(f"-0.{k}" for k in range(1, 10)), "-1")
+            ),
+            *(
+                Line(
+                    f"RF-DLC (ours), decided for {penalty:g}",
+                    "rf-dlc",
+                    "standard",
+                    f"calibrated {penalty:g}",
+                )
                 for penalty in PENALTIES
                 if penalty >= -1  # as far as the paper's
             ),
@@ -331,8 +497,18 @@ SPECS: dict[str, Spec] = {
             ),
             Line("RF-DLC", "rf-dlc-paper", row="RF-DLC", beside=REGIONS),
             Line("RF-DLC, tail-sensitive", TAIL, row="RF-DLC", beside=FHR),
-            Line("RF-DLC (paper) + expected utility", "rf-dlc-paper", "standard", "calibrated -1"),
-            Line("RF-DLC (ours) + expected utility", "rf-dlc", "standard", "calibrated -1"),
+            Line(
+                "RF-DLC (paper) + expected utility",
+                "rf-dlc-paper",
+                "standard",
+                "calibrated -1",
+            ),
+            Line(
+                "RF-DLC (ours) + expected utility",
+                "rf-dlc",
+                "standard",
+                "calibrated -1",
+            ),
         ),
         "inference",
         "Eq. 12 as printed prefers the decision with the most penalties.",
@@ -352,11 +528,15 @@ SPECS: dict[str, Spec] = {
             Line("CE", "ce", row="CE"),
             Line("RF-DLC", "rf-dlc-paper", row="RF-DLC", beside=REGIONS),
             Line("RF-DLC, tail-sensitive", TAIL, row="RF-DLC", beside=("fhr",)),
-            *_standard("calibrated", data=(*CIFARS, *(f"{name}-paper-profile" for name in CIFARS))),
+            *_standard(
+                "calibrated",
+                data=(*CIFARS, *(f"{name}-paper-profile" for name in CIFARS)),
+            ),
         ),
         "accuracy",
-        "The authors' data keep exp(-c/2.1715) of the images: 13,409 at a factor of 63, where the true factor 100 has "
-        "12,406. The two of fewer images have one number of images and these two slopes.",
+        "The authors' data keep exp(-c/2.1715) of the images: 13,409 at a factor of 63,"
+        " where the true factor 100 has 12,406. The two of fewer images have one number"
+        " of images and these two slopes.",
     ),
     "decisions": Spec(
         "Every method given the same expected-utility decision",
@@ -364,12 +544,22 @@ SPECS: dict[str, Spec] = {
         ("acc", "fhr", "ece", "acc_penalty", "fhr_penalty", "utility"),
         (
             *(
-                Line(label, run, "standard", "calibrated", metrics=_FOR_PENALTY, data=data)
+                Line(
+                    label,
+                    run,
+                    "standard",
+                    "calibrated",
+                    metrics=_FOR_PENALTY,
+                    data=data,
+                )
                 for label, run, data in (
                     *((name, _RUNS[name], None) for name in ("CE", "CB Loss")),
                     (_LATE_WEIGHTS.label, _LATE_WEIGHTS.run, CIFARS),
                     ("LDAM", _RUNS["LDAM"], None),
-                    *((name, _RUNS[name], CIFARS) for name in ("LA", "ACE", "SRepr", "RIDE", "TLC")),
+                    *(
+                        (name, _RUNS[name], CIFARS)
+                        for name in ("LA", "ACE", "SRepr", "RIDE", "TLC")
+                    ),
                     ("Focal Loss", "focal", DERMAS),
                     ("RF-DLC (paper)", "rf-dlc-paper", None),
                     ("RF-DLC (paper), tail-sensitive", TAIL, None),
@@ -377,15 +567,20 @@ SPECS: dict[str, Spec] = {
                 )
             ),
         ),
-        note="Arg max: accuracy, false head rate, ECE. Then decided for a penalty of -1: accuracy, false head rate and "
-        "mean utility.",
+        note=(
+            "Arg max: accuracy, false head rate, ECE. Then decided for a penalty of -1:"
+            " accuracy, false head rate and mean utility."
+        ),
     ),
 }
 EQUAL = {  # table -> its data set and the accuracies at which methods are compared
     "equal-cifar100-lt": ("cifar100-lt", ("40", "42", "44", "46", "48", "50")),
     "equal-cifar10-lt": ("cifar10-lt", ("79", "80", "81", "82", "83")),
     "equal-dermamnist": ("dermamnist", ("76", "76.5", "77", "77.5", "78", "78.5")),
-    "equal-dermamnist-separated": ("dermamnist-separated", ("71", "72", "73", "74", "75", "76")),
+    "equal-dermamnist-separated": (
+        "dermamnist-separated",
+        ("71", "72", "73", "74", "75", "76"),
+    ),
 }
 SPECS |= {
     name: Spec(
@@ -393,10 +588,14 @@ SPECS |= {
         (data,),
         ("acc", *accuracies),
         tuple(replace(line, metrics={}) for line in SPECS["decisions"].lines),
-        note="The accuracy by arg max, then the false head rate at the accuracy that the column names, on the method's "
-        "own curve of penalties: every seed by itself, linear between penalties, nothing beyond the penalties scored. "
-        "In parentheses: RF-DLC (ours) minus this method, paired by seed, with its 95% t interval, not adjusted for "
-        "the number of comparisons. A cell names the number of seeds where not all of them reach the accuracy.",
+        note=(
+            "The accuracy by arg max, then the false head rate at the accuracy that the"
+            " column names, on the method's own curve of penalties: every seed by"
+            " itself, linear between penalties, nothing beyond the penalties scored. In"
+            " parentheses: RF-DLC (ours) minus this method, paired by seed, with its"
+            " 95% t interval, not adjusted for the number of comparisons. A cell names"
+            " the number of seeds where not all of them reach the accuracy."
+        ),
     )
     for name, (data, accuracies) in EQUAL.items()
 }

@@ -7,16 +7,25 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import settings
 
-settings.register_profile("no deadline", deadline=None)  # the first example may import a library
+settings.register_profile(
+    "no deadline", deadline=None
+)  # the first example may import a library
 settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="module")
 def quick_tables() -> Iterator[None]:
-    """Few small candidates: for tests of what is done with a model of a table, not of how good it is."""
+    """Few small candidates: for tests of what is done with a model of a table, not of
+    how good it is.
+    """
     from rfdlc.training import tabular
 
-    small = {"TREES": 8, "ITERATIONS": 5, "PENALTIES": {"linear": 1.0}, "LARGE": 0}  # no perceptrons
+    small = {
+        "TREES": 8,
+        "ITERATIONS": 5,
+        "PENALTIES": {"linear": 1.0},
+        "LARGE": 0,
+    }  # no perceptrons
     with pytest.MonkeyPatch.context() as patch:
         for name, value in small.items():
             patch.setattr(tabular, name, value)
@@ -25,7 +34,9 @@ def quick_tables() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def quick_calibration() -> Iterator[None]:
-    """A temperature where nothing else is asked for: for tests of what is done with a run, not of its calibration."""
+    """A temperature where nothing else is asked for: for tests of what is done with a
+    run, not of its calibration.
+    """
     from rfdlc.decide import calibrators
 
     with pytest.MonkeyPatch.context() as patch:
@@ -36,10 +47,16 @@ def quick_calibration() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def quick_exports() -> Iterator[None]:
-    """torch lists its translations to ONNX again in every export, which takes a quarter of the time of a small one."""
+    """torch lists its translations to ONNX again in every export, which takes a quarter
+    of the time of a small one.
+    """
     registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
     with pytest.MonkeyPatch.context() as patch:
-        if (made := getattr(registration, "onnxscript_apis", None)) is not None:  # not a public name
-            once = SimpleNamespace(get_torchlib_ops=cache(lambda: made.get_torchlib_ops()))
+        if (
+            made := getattr(registration, "onnxscript_apis", None)
+        ) is not None:  # not a public name
+            once = SimpleNamespace(
+                get_torchlib_ops=cache(lambda: made.get_torchlib_ops())
+            )
             patch.setattr(registration, "onnxscript_apis", once)
         yield

@@ -20,8 +20,19 @@ MAY_IMPORT = {
     "integrations": {"decide", "data", "training"},
     "cli": {"decide", "data", "training", "integrations"},
 }
-SHARED = {"dates", "errors", "files", "imports", "progress", "style", "table_cells", "table_writing", "tables"}
-# The order inside `training`: a module imports only modules and packages of earlier rows.
+SHARED = {
+    "dates",
+    "errors",
+    "files",
+    "imports",
+    "progress",
+    "style",
+    "table_cells",
+    "table_writing",
+    "tables",
+}
+# The order inside `training`: a module imports only modules and packages of earlier
+# rows.
 ORDER_OF_TRAINING = (
     {"distributed", "hub", "trial_plan"},
     {"networks"},
@@ -42,8 +53,14 @@ ORDER_OF_TRAINING = (
     {"searching"},
     {"sweep"},
 )
-# Modules that implement one interface several times, and commands, which are named after the functions that they call.
-SAME_INTERFACE = ("cli/", "data/sources/", "integrations/ray.py", "training/networks/fused/")
+# Modules that implement one interface several times, and commands, which are named
+# after the functions that they call.
+SAME_INTERFACE = (
+    "cli/",
+    "data/sources/",
+    "integrations/ray.py",
+    "training/networks/fused/",
+)
 
 
 def imported(file: Path, package: str = "rfdlc") -> set[str]:
@@ -55,7 +72,11 @@ def imported(file: Path, package: str = "rfdlc") -> set[str]:
             names += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-    inside = [name.removeprefix(f"{package}.") for name in names if name.startswith(f"{package}.")]
+    inside = [
+        name.removeprefix(f"{package}.")
+        for name in names
+        if name.startswith(f"{package}.")
+    ]
     return {name.split(".")[0] for name in inside}
 
 
@@ -88,16 +109,21 @@ def files_of(place: Path) -> list[Path]:
 
 
 def test_every_module_of_training_has_its_place_in_the_order():
-    modules, packages = (SOURCE / "training").glob("*.py"), (SOURCE / "training").glob("*/__init__.py")
-    there = {module.stem for module in modules} - {"__init__"} | {package.parent.name for package in packages}
+    modules, packages = (
+        (SOURCE / "training").glob("*.py"),
+        (SOURCE / "training").glob("*/__init__.py"),
+    )
+    there = {module.stem for module in modules} - {"__init__"} | {
+        package.parent.name for package in packages
+    }
     assert sorted(name for row in ORDER_OF_TRAINING for name in row) == sorted(there)
 
 
 def test_a_wrong_import_would_be_found(tmp_path):
     file = tmp_path / "wrong.py"
     file.write_text(
-        "from rfdlc.training import many\n"
-        "def f():\n    from rfdlc.training.loop import epochs\n    import rfdlc.cli.decide\n"
+        "from rfdlc.training import many\ndef f():\n    from rfdlc.training.loop import"
+        " epochs\n    import rfdlc.cli.decide\n"
     )
     assert imported(file) == {"training", "cli"}
     assert imported(file, "rfdlc.training") == {"many", "loop"}
@@ -105,24 +131,45 @@ def test_a_wrong_import_would_be_found(tmp_path):
 
 def test_the_study_is_not_imported():
     assert not [
-        file for file in SOURCE.rglob("*.py") if re.search(r"^\s*(from|import) paper\b", file.read_text(), re.M)
+        file
+        for file in SOURCE.rglob("*.py")
+        if re.search(r"^\s*(from|import) paper\b", file.read_text(), re.M)
     ]
 
 
 ENGINES = ("ray", "dask", "fsspec")
-HEAVY = ("torch", "pandas", "matplotlib", "pyarrow", "pydantic", "sklearn", "scipy", "rich", "typer", *ENGINES)
+HEAVY = (
+    "torch",
+    "pandas",
+    "matplotlib",
+    "pyarrow",
+    "pydantic",
+    "sklearn",
+    "scipy",
+    "rich",
+    "typer",
+    *ENGINES,
+)
 
 
 def test_import_loads_nothing_heavy():
-    code = f"import sys, rfdlc; print([name for name in {HEAVY} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        f"import sys, rfdlc; print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_deciding_needs_no_torch_and_no_pandas():
     code = (
-        "import sys, rfdlc; d = rfdlc.Decider(rfdlc.Utility([[1, 0], [-5, 1]])).fit([[.9, .1], [.4, .6]], [0, 1]);"
-        "rfdlc.evaluate([[.9, .1], [.4, .6]], [0, 1], d);"
-        "sys.exit(any(m in sys.modules for m in ('torch', 'pandas', 'matplotlib', 'rich')))"
+        "import sys, rfdlc; d = rfdlc.Decider(rfdlc.Utility([[1, 0], [-5,"
+        " 1]])).fit([[.9, .1], [.4, .6]], [0, 1]);rfdlc.evaluate([[.9, .1], [.4, .6]],"
+        " [0, 1], d);sys.exit(any(m in sys.modules for m in ('torch', 'pandas',"
+        " 'matplotlib', 'rich')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -139,7 +186,9 @@ def test_no_two_public_names_are_the_same():
     for file in sorted(SOURCE.rglob("*.py")):
         place = str(file.relative_to(SOURCE))
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            public = isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+            public = isinstance(
+                node, ast.ClassDef | ast.FunctionDef
+            ) and not node.name.startswith("_")
             if public and not place.startswith(SAME_INTERFACE):
                 homes[node.name].append(place)
     assert not {name: places for name, places in homes.items() if len(places) > 1}

@@ -1,4 +1,6 @@
-"""A few inputs of the fuzzer in benchmarks/fuzzing.py for every parser: nothing but InputError, and no crash."""
+"""A few inputs of the fuzzer in benchmarks/fuzzing.py for every parser: nothing but
+InputError, and no crash.
+"""
 
 import json
 import subprocess
@@ -24,11 +26,17 @@ with tempfile.TemporaryDirectory() as place:
 def test_no_parser_breaks(tmp_path, pytestconfig):
     folder = pytestconfig.rootpath / "benchmarks"
     words = [sys.executable, "-c", CODE, str(tmp_path / "kept")]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout.splitlines()[-1])
     broken = [row for row in rows if not row["holds"]]
-    kept = "\n".join(file.read_text()[-600:] for file in (tmp_path / "kept").glob("*.txt")) if broken else ""
+    kept = (
+        "\n".join(file.read_text()[-600:] for file in (tmp_path / "kept").glob("*.txt"))
+        if broken
+        else ""
+    )
     assert not broken, kept
     assert all(row["inputs"] == 20 and row["refused"] > 2 for row in rows)
     assert sum(row["accepted"] > 0 for row in rows) >= len(rows) - 1

@@ -1,4 +1,6 @@
-"""The lock file and the recipe for conda say what pyproject.toml and constraints.txt say."""
+"""The lock file and the recipe for conda say what pyproject.toml and constraints.txt
+say.
+"""
 
 import re
 import tomllib
@@ -10,7 +12,9 @@ import yaml
 import rfdlc
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
 LOCKED = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
 PACKAGES = {package["name"]: package for package in LOCKED["package"]}
 FIX = "run `make lock`"
@@ -36,9 +40,21 @@ def test_parts_of_a_requirement():
 def test_the_lock_file_has_the_requirements_of_the_project():
     extras = PROJECT["optional-dependencies"]
     required = {(*parsed(each), "") for each in PROJECT["dependencies"]}
-    for extra, own in extras.items():  # an extra that includes another has what that has
-        inner = [each for name in own if name.startswith("rfdlc[") for each in extras[name[6:-1]]]
-        required |= {(*parsed(each), extra) for each in [*own, *inner] if not each.startswith("rfdlc[")}
+    for (
+        extra,
+        own,
+    ) in extras.items():  # an extra that includes another has what that has
+        inner = [
+            each
+            for name in own
+            if name.startswith("rfdlc[")
+            for each in extras[name[6:-1]]
+        ]
+        required |= {
+            (*parsed(each), extra)
+            for each in [*own, *inner]
+            if not each.startswith("rfdlc[")
+        }
     found = set()
     for each in PACKAGES["rfdlc"]["metadata"]["requires-dist"]:
         extra = re.search(r"extra == '([\w-]+)'", each.get("marker", ""))
@@ -49,10 +65,21 @@ def test_the_lock_file_has_the_requirements_of_the_project():
 
 def test_the_lock_file_has_the_tested_versions():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    tested = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
-    locked = {package["name"]: {p["version"] for p in LOCKED["package"] if p["name"] == package["name"]}
-              for package in LOCKED["package"] if package["name"] != "rfdlc"}  # fmt: skip
-    wrong = {n: v for n, v in tested.items() if locked.get(plain(n)) != {v} and n not in BUILD_ALONE}
+    tested = dict(
+        line.split("==") for line in lines if "==" in line and not line.startswith("#")
+    )
+    locked = {
+        package["name"]: {
+            p["version"] for p in LOCKED["package"] if p["name"] == package["name"]
+        }
+        for package in LOCKED["package"]
+        if package["name"] != "rfdlc"
+    }
+    wrong = {
+        n: v
+        for n, v in tested.items()
+        if locked.get(plain(n)) != {v} and n not in BUILD_ALONE
+    }
     assert len(tested) > 30
     assert not wrong, FIX
 
@@ -72,6 +99,8 @@ def test_the_recipe_has_the_requirements_of_the_project(part):
     if part == "run":
         needed += [" ".join(parsed(each)) for each in PROJECT["dependencies"]]
     else:
-        built = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+        built = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+            "build-system"
+        ]["requires"]
         needed += ["pip", *(" ".join(parsed(each)) for each in built)]
     assert recipe["requirements"][part] == needed

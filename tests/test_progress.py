@@ -1,4 +1,6 @@
-"""Bars are drawn for a program on a terminal, one at a time, and never by the library alone."""
+"""Bars are drawn for a program on a terminal, one at a time, and never by the library
+alone.
+"""
 
 import io
 import re
@@ -19,7 +21,9 @@ class Terminal(io.StringIO):
 
 @contextmanager
 def screen(kind=Terminal):
-    """Standard error is this screen within it; a fixture would not do, since pytest puts its own there for a test."""
+    """Standard error is this screen within it; a fixture would not do, since pytest
+    puts its own there for a test.
+    """
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(kind()) as drawn:
         patch.setenv("TERM", "xterm")
         yield drawn
@@ -49,17 +53,25 @@ def test_a_file_gets_a_line_every_few_seconds(monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
     with screen(io.StringIO) as file, shown(), live(4, "Training") as show:
         for steps, text in ((1, "loss 2"), (1, ""), (2, "loss 1")):
-            time.sleep(0.02)  # lines are rarer the longer it takes, by a fiftieth of that
+            time.sleep(
+                0.02
+            )  # lines are rarer the longer it takes, by a fiftieth of that
             show(steps, text)
             assert list(track([1], "Evaluating")) == [1]
     lines = file.getvalue().splitlines()
-    assert [line.split(",")[0] for line in lines] == ["Training: 25%", "Training: 50%", "Training: 100%"]
+    assert [line.split(",")[0] for line in lines] == [
+        "Training: 25%",
+        "Training: 50%",
+        "Training: 100%",
+    ]
     assert [line.split("  ")[1] for line in lines] == ["loss 2", "loss 2", "loss 1"]
     assert lines[2].endswith("about 0:00:00 left  loss 1")
 
 
 def test_more_steps_than_expected_are_no_more_than_all(monkeypatch):
-    """A total may be an estimate, as that of trials is: no line says 107%, or -1 day."""
+    """A total may be an estimate, as that of trials is: no line says 107%, or
+    -1 day.
+    """
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
     with screen(io.StringIO) as file, shown(), live(10, "Training") as show:
         for steps in (10, 1, 100):
@@ -93,7 +105,9 @@ def test_only_the_outer_of_two_bars_is_drawn():
     assert "Inner" not in terminal.getvalue()
 
 
-@pytest.mark.parametrize(("total", "begins"), [(None, "Measuring: "), (4, "Measuring: 0%, ")])
+@pytest.mark.parametrize(
+    ("total", "begins"), [(None, "Measuring: "), (4, "Measuring: 0%, ")]
+)
 def test_a_file_gets_a_line_where_nothing_moves(monkeypatch, total, begins):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.1)
     monkeypatch.setattr(progress, "TICK", 0.01)

@@ -23,8 +23,11 @@ def test_the_sentence_on_tables_counts_those_of_the_results(monkeypatch, tmp_pat
 
     header = "problem,choices,metric,model,difference,standard_error\n"
     cells = {  # the difference to the best other model, whose standard error is 0.1
-        ("a", "development"): (0.2, -0.05), ("b", "new"): (-0.1, -0.11), ("c", "new"): (0.0, 0.3), ("d", "new"): (1, 1)
-    }  # fmt: skip
+        ("a", "development"): (0.2, -0.05),
+        ("b", "new"): (-0.1, -0.11),
+        ("c", "new"): (0.0, 0.3),
+        ("d", "new"): (1, 1),
+    }
     with (tmp_path / "tabular.csv").open("w") as file:
         file.write(header)
         for (problem, choices), differences in cells.items():
@@ -33,17 +36,19 @@ def test_the_sentence_on_tables_counts_those_of_the_results(monkeypatch, tmp_pat
                 file.write(f"{problem},{choices},{metric},forest,{best + 0.5},0.1\n")
                 file.write(f"{problem},{choices},{metric},boosting,{best},0.1\n")
     monkeypatch.setattr(headline, "RESULTS", tmp_path)
-    assert headline.chosen_and_new() == (
-        "Of the 4 tables, 1 were used for choices: better in 1, within one standard error in 1, worse in 0. "
-        "On the 3 others it is better in 3, within one standard error in 2, worse in 1 of 6."
+    assert (
+        headline.chosen_and_new()
+        == "Of the 4 tables, 1 were used for choices: better in 1, within one standard"
+        " error in 1, worse in 0. On the 3 others it is better in 3, within one"
+        " standard error in 2, worse in 1 of 6."
     )
     page = tmp_path / "page.md"
     page.write_text(f"before\n{headline.START}\nold\n\nold\n{headline.END}\n\nafter\n")
     monkeypatch.setattr(headline, "lines", lambda: iter(["| new |"]))
     headline.write(page)
     assert (
-        page.read_text()
-        == f"before\n{headline.START}\n| new |\n\n{headline.chosen_and_new()}\n{headline.END}\n\nafter\n"
+        page.read_text() == f"before\n{headline.START}\n| new"
+        f" |\n\n{headline.chosen_and_new()}\n{headline.END}\n\nafter\n"
     )
 
 
@@ -56,10 +61,14 @@ def test_the_leaderboard_is_that_of_the_results(monkeypatch):
     assert written == leaderboard.page(), "run python benchmarks/leaderboard.py --write"
     drawn = (ROOT / "docs" / leaderboard.FIGURE).read_text(encoding="utf-8")
     for number, (title, *_) in enumerate(leaderboard.timed("cifar100-lt"), 1):
-        assert f"{number}  {title}</text>" in drawn, "run python benchmarks/leaderboard.py --write"
+        assert f"{number}  {title}</text>" in drawn, (
+            "run python benchmarks/leaderboard.py --write"
+        )
 
 
-def test_the_leaderboard_puts_measured_beside_published_and_invents_nothing(monkeypatch, tmp_path):
+def test_the_leaderboard_puts_measured_beside_published_and_invents_nothing(
+    monkeypatch, tmp_path
+):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     sys.modules.pop("leaderboard", None)
     import leaderboard
@@ -68,31 +77,80 @@ def test_the_leaderboard_puts_measured_beside_published_and_invents_nothing(monk
     cold = "rf-dlc-strong, cold refit, no shifts"
     rows = (
         'cifar100-lt,"balpoe, 200 epochs",balpoe,0,test,0.1,0.1,,,,,,old',
-        'cifar100-lt,"balpoe, 200 epochs",balpoe,0,test,0.55,0.38,0.3,,0.4,50,1400000,new',
-        'cifar100-lt,"balpoe, 200 epochs",balpoe,1,test,0.57,0.40,0.3,,0.4,52,1400000,newer',  # another seed
+        (
+            'cifar100-lt,"balpoe, 200'
+            ' epochs",balpoe,0,test,0.55,0.38,0.3,,0.4,50,1400000,new'
+        ),
+        (  # another seed
+            'cifar100-lt,"balpoe, 200'
+            ' epochs",balpoe,1,test,0.57,0.40,0.3,,0.4,52,1400000,newer'
+        ),
         'cifar100-lt,"balpoe, 200 epochs",balpoe,0,held out,0.9,0.9,,,,,,new',
         'cifar100-lt,"3 particles, 20 epochs",rf-dlc-strong,0,test,0.5,,,,,,,new',
         "cifar100-lt,rf-dlc-strong,rf-dlc-strong,1,test,0.9,,,,,,,new",
-        *(f'cifar100-lt,"{cold}",rf-dlc-strong,{seed},test,0.{seed}5,,0.{seed},,,,,new' for seed in (1, 2, 5)),
+        *(
+            f'cifar100-lt,"{cold}",rf-dlc-strong,{seed},test,0.{seed}5,,0.{seed},,,,,new'
+            for seed in (1, 2, 5)
+        ),
     )
     traded = "data,run,seed,penalty,accuracy,tail,false_head_rate\n"
     traded += "cifar100-lt,rf-dlc-strong-1,1,-0.2,0.5,0.4,0.1\ncifar100-lt,rf-dlc-strong-2,2,-0.2,0.6,0.4,0.1\n"
     (tmp_path / "frontier-traded.csv").write_text(traded)
     (tmp_path / "frontier.csv").write_text(header + "\n".join(rows), encoding="utf-8")
     monkeypatch.setattr(leaderboard, "RESULTS", tmp_path)
-    found = {row[0]: [c.replace("\xa0", " ") for c in row[1:]] for row in leaderboard.of_frontier("cifar100-lt")}
+    found = {
+        row[0]: [c.replace("\xa0", " ") for c in row[1:]]
+        for row in leaderboard.of_frontier("cifar100-lt")
+    }
     assert found["BalPoE, 3 experts, 400 epochs"] == [
-        "55.9 / - / -", "last epoch, 5 seeds", "-", "56.0 ± 1.4", "39.0 ± 1.4", "30.0 ± 0.0", "-", "0.400 ± 0.000",
-        "51", "1.40 M", "2",
-    ]  # fmt: skip
-    beside = "\n".join(leaderboard.tables(list(leaderboard.of_frontier("cifar100-lt")))).replace("\xa0", " ")
-    assert "| BalPoE, 3 experts, 400 epochs | 55.9 / - / - | 56.0 / 39.0 / 30.0 (calibrated) | last epoch" in beside
-    assert "| SHIKE, 3 experts | 56.3 / - / - | - | best epoch on the test set | - |" in beside
-    assert found["SHIKE, 3 experts"] == ["56.3 / - / -", "best epoch on the test set", *["-"] * 9]
-    # Runs that are traded have another name now, and are below the row of their own, the seeds of which are compared.
-    traded = "**`rf-dlc-strong`, cold refit, no shifts**, accuracy traded for FHR, from 20.0 and 15.0"
+        "55.9 / - / -",
+        "last epoch, 5 seeds",
+        "-",
+        "56.0 ± 1.4",
+        "39.0 ± 1.4",
+        "30.0 ± 0.0",
+        "-",
+        "0.400 ± 0.000",
+        "51",
+        "1.40 M",
+        "2",
+    ]
+    beside = "\n".join(
+        leaderboard.tables(list(leaderboard.of_frontier("cifar100-lt")))
+    ).replace("\xa0", " ")
+    assert (
+        "| BalPoE, 3 experts, 400 epochs | 55.9 / - / - | 56.0 / 39.0 / 30.0"
+        " (calibrated) | last epoch" in beside
+    )
+    assert (
+        "| SHIKE, 3 experts | 56.3 / - / - | - | best epoch on the test set | - |"
+        in beside
+    )
+    assert found["SHIKE, 3 experts"] == [
+        "56.3 / - / -",
+        "best epoch on the test set",
+        *["-"] * 9,
+    ]
+    # Runs that are traded have another name now, and are below the row of their own,
+    # the seeds of which are compared.
+    traded = (
+        "**`rf-dlc-strong`, cold refit, no shifts**, accuracy traded for FHR, from 20.0"
+        " and 15.0"
+    )
     assert found[traded][3] == "55.0 ± 7.1"
     titles = [line.split(" | ")[0].strip("| ") for line in beside.splitlines()]
-    assert titles.index(traded) == titles.index("**`rf-dlc-strong`, cold refit, no shifts**") + 1
-    assert titles.index("**`rf-dlc-strong`**") < titles.index("BalPoE, 3 experts, 400 epochs") < titles.index(traded)
-    assert found["**`rf-dlc-strong`, 3 particles, 20 epochs**"] == [*["-"] * 3, "50.0", *["-"] * 6, "1"]
+    assert (
+        titles.index(traded)
+        == titles.index("**`rf-dlc-strong`, cold refit, no shifts**") + 1
+    )
+    assert (
+        titles.index("**`rf-dlc-strong`**")
+        < titles.index("BalPoE, 3 experts, 400 epochs")
+        < titles.index(traded)
+    )
+    assert found["**`rf-dlc-strong`, 3 particles, 20 epochs**"] == [
+        *["-"] * 3,
+        "50.0",
+        *["-"] * 6,
+        "1",
+    ]

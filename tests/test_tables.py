@@ -1,4 +1,6 @@
-"""One reader of tables for data sets and predictions: CSV, Parquet files and folders, Arrow."""
+"""One reader of tables for data sets and predictions: CSV, Parquet files and folders,
+Arrow.
+"""
 
 from pathlib import Path
 
@@ -34,9 +36,14 @@ def test_a_folder_of_parquet_files_is_a_data_set(tmp_path: Path) -> None:
     for kind in ("train", "test"):
         (tmp_path / f"split={kind}").mkdir()
         rows = {"size": [1.5, 2.5, 3.5, 4.5], "label": ["a", "b", "a", "b"]}
-        parquet.write_table(pyarrow.table(rows), tmp_path / f"split={kind}" / "0.parquet")
+        parquet.write_table(
+            pyarrow.table(rows), tmp_path / f"split={kind}" / "0.parquet"
+        )
     data = rfdlc.load(tmp_path)
-    assert {split: len(part) for split, part in data.splits.items()} == {"train": 4, "test": 4}
+    assert {split: len(part) for split, part in data.splits.items()} == {
+        "train": 4,
+        "test": 4,
+    }
     assert data.train.array.tolist() == [[1.5], [2.5], [3.5], [4.5]]
 
 
@@ -62,10 +69,19 @@ def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('cat,dog\n1,0\n1,"0\n0,1\n', r"p.csv line \d: 1 cells|p.csv: cannot be read as CSV in UTF-8 \(unexpected end"),
+        (
+            'cat,dog\n1,0\n1,"0\n0,1\n',
+            (
+                r"p.csv line \d: 1 cells|p.csv: cannot be read as CSV in UTF-8"
+                r" \(unexpected end"
+            ),
+        ),
         ("cat;dog\n0,5;half\n", "p.csv line 2, column 'dog': 'half' is not a number"),
         ("cat,dog\n1_0,0\n", "p.csv line 2, column 'cat': '1_0' is not a number"),
-        ('cat,dog\n"1\n",0\n\n0,x\n', "p.csv line 5, column 'dog': 'x' is not a number"),
+        (
+            'cat,dog\n"1\n",0\n\n0,x\n',
+            "p.csv line 5, column 'dog': 'x' is not a number",
+        ),
         ("cat,dog", "p.csv: has column names but no rows"),
     ],
 )
@@ -93,21 +109,30 @@ def test_semicolons_with_either_decimal_sign(tmp_path: Path, line: str) -> None:
 
 
 def test_the_header_comes_after_blank_lines_and_may_span_two(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_bytes(b'\xef\xbb\xbf\n\n"size\nin mm", label \r\n1,a\r\n\r\n2,b\r\n')
+    (tmp_path / "t.csv").write_bytes(
+        b'\xef\xbb\xbf\n\n"size\nin mm", label \r\n1,a\r\n\r\n2,b\r\n'
+    )
     file = open_table(tmp_path / "t.csv")
     assert file.names == ["size\nin mm", "label"]
-    assert [batch.to_pydict() for batch in file.batches()] == [{"size\nin mm": ["1", "2"], "label": ["a", "b"]}]
+    assert [batch.to_pydict() for batch in file.batches()] == [
+        {"size\nin mm": ["1", "2"], "label": ["a", "b"]}
+    ]
 
 
 def test_a_header_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a" * 200_000 + ",label\n1,a\n")
-    with pytest.raises(InputError, match=r"t.csv: cannot be read as CSV in UTF-8 \(field larger than field limit"):
+    with pytest.raises(
+        InputError,
+        match=r"t.csv: cannot be read as CSV in UTF-8 \(field larger than field limit",
+    ):
         open_table(tmp_path / "t.csv")
 
 
 def test_a_table_below_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"t.csv: cannot be written \(Not a directory\)"):
+    with pytest.raises(
+        InputError, match=r"t.csv: cannot be written \(Not a directory\)"
+    ):
         write_table(tmp_path / "file" / "t.csv", {"a": [1]})
 
 
@@ -126,7 +151,12 @@ def test_delimiters(lines: list[str], delimiter: str) -> None:
 
 def test_numbers() -> None:
     assert number("0,5", ",") == 0.5
-    assert [is_number(cell) for cell in ("1e3", "1_2", "a", "")] == [True, False, False, False]
+    assert [is_number(cell) for cell in ("1e3", "1_2", "a", "")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_cell_that_is_too_long_for_the_search_of_a_header(tmp_path: Path) -> None:

@@ -26,8 +26,12 @@ from rfdlc.integrations.server.client import Client as Client
 from rfdlc.integrations.signing import sign as sign
 from rfdlc.integrations.signing import verify as verify
 from rfdlc.integrations.sklearn.estimator import RFDLCClassifier as RFDLCClassifier
-from rfdlc.integrations.sklearn.scoring import make_utility_scorer as make_utility_scorer
-from rfdlc.integrations.sklearn.utility_classifier import UtilityClassifier as UtilityClassifier
+from rfdlc.integrations.sklearn.scoring import (
+    make_utility_scorer as make_utility_scorer,
+)
+from rfdlc.integrations.sklearn.utility_classifier import (
+    UtilityClassifier as UtilityClassifier,
+)
 from rfdlc.integrations.watching import recalibrate as recalibrate
 from rfdlc.integrations.watching import watch as watch
 from rfdlc.training.config import TrainConfig as TrainConfig

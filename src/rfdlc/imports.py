@@ -1,7 +1,9 @@
-"""Modules of the user's own, which register methods, metrics, calibrators and data formats: `rfdlc --import`.
+"""Modules of the user's own, which register methods, metrics, calibrators and data
+formats: `rfdlc --import`.
 
-A command line names them, and nothing else: what a run folder records about them is shown, and never imported. Nor is
-the code of a network, `package.module:function`, unless the user named it, too.
+A command line names them, and nothing else: what a run folder records about them is
+shown, and never imported. Nor is the code of a network, `package.module:function`,
+unless the user named it, too.
 """
 
 import sys
@@ -16,17 +18,23 @@ from rfdlc.files import read_json
 
 RECORDED = "imports"  # in config.json of a run folder
 IMPORTED: list[str] = []  # by this process, files by their whole path
-TRUSTED: set[str] = set()  # what names code, package.module:function, in the user's own words to this process
+TRUSTED: set[str] = (
+    set()
+)  # what names code, package.module:function, in the user's own words to this process
 FIRST = "one of your own must be registered first: `rfdlc --import MODULE ...`"
 
 
 def import_own(names: Iterable[str]) -> None:
-    """Import modules by their names, or by the paths of their files (.py), each once; trust `module:function`."""
+    """Import modules by their names, or by the paths of their files (.py), each once;
+    trust `module:function`.
+    """
     for given in names:
         if ":" in given and not given.endswith(".py"):
             trust(given)
             continue
-        name = str(Path(given).expanduser().absolute()) if given.endswith(".py") else given
+        name = (
+            str(Path(given).expanduser().absolute()) if given.endswith(".py") else given
+        )
         if name in IMPORTED:
             continue
         try:
@@ -34,11 +42,18 @@ def import_own(names: Iterable[str]) -> None:
         except InputError as error:
             raise InputError(f"--import {given}: {error}") from None
         except Exception as error:
-            place, told = extract_tb(error.__traceback__)[-1], f"{type(error).__name__}: {error}"
-            absent = isinstance(error, ModuleNotFoundError) and name.startswith(str(error.name))
+            place, told = (
+                extract_tb(error.__traceback__)[-1],
+                f"{type(error).__name__}: {error}",
+            )
+            absent = isinstance(error, ModuleNotFoundError) and name.startswith(
+                str(error.name)
+            )
             more = ": expected the path of a .py file, or a module on PYTHONPATH"
             more = more if absent else f"; {place.filename}, line {place.lineno}"
-            raise InputError(f"--import {given}: cannot be imported ({told}){more}") from error
+            raise InputError(
+                f"--import {given}: cannot be imported ({told}){more}"
+            ) from error
         IMPORTED.append(name)
 
 
@@ -47,7 +62,10 @@ def _import_file(path: Path) -> None:
     expect(path.is_file(), "no such file")
     known = sys.modules.get(path.stem) or find_spec(path.stem)
     origin = getattr(known, "__file__", None) or getattr(known, "origin", None)
-    taken = f"another module is called {path.stem} ({origin or 'built-in'}): rename the file"
+    taken = (
+        f"another module is called {path.stem} ({origin or 'built-in'}): rename the"
+        " file"
+    )
     expect(known is None or (origin and path.samefile(origin)), taken)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
@@ -55,7 +73,9 @@ def _import_file(path: Path) -> None:
 
 
 def trust(name: object) -> None:
-    """Let `package.module:function` be imported, as the user's own words name it; those of a file are not enough."""
+    """Let `package.module:function` be imported, as the user's own words name it; those
+    of a file are not enough.
+    """
     if isinstance(name, str) and ":" in name:
         TRUSTED.add(name)
 
@@ -69,9 +89,18 @@ def check_trusted(name: str) -> None:
     """Raise if `package.module:function` is named by a file alone."""
     module = name.partition(":")[0]
     own = [Path(given).stem if given.endswith(".py") else given for given in IMPORTED]
-    known = name in TRUSTED or any(f"{module}.".startswith(f"{given}.") for given in own)
-    fix = f"if you trust it: `rfdlc --import {module} ...`, in Python rfdlc.imports.trust({name!r})"
-    expect(known, f"backbone {name!r} is code, which is not imported because a file names it; {fix}")
+    known = name in TRUSTED or any(
+        f"{module}.".startswith(f"{given}.") for given in own
+    )
+    fix = (
+        f"if you trust it: `rfdlc --import {module} ...`, in Python"
+        f" rfdlc.imports.trust({name!r})"
+    )
+    expect(
+        known,
+        f"backbone {name!r} is code, which is not imported because a file names it;"
+        f" {fix}",
+    )
 
 
 def choose_registered(what: str, given: str, registry: Iterable[str]) -> str:
@@ -99,9 +128,20 @@ def with_imports(error: Exception, folder: Path) -> str:
 
 
 def register_first(folder: Path) -> str:
-    """How to register what a run folder depends on: by the imports that it was made with, if it names any."""
+    """How to register what a run folder depends on: by the imports that it was made
+    with, if it names any.
+    """
     file = folder / "config.json"
     found = read_json(file).get(RECORDED) if file.is_file() else None
-    names = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    names = (
+        [name for name in found if isinstance(name, str)]
+        if isinstance(found, list)
+        else []
+    )
     words = " ".join(f"--import {name}" for name in names if name not in IMPORTED)
-    return f"it was made with `rfdlc {words} ...`: give that again, if you trust these files" if words else FIRST
+    return (
+        f"it was made with `rfdlc {words} ...`: give that again, if you trust these"
+        " files"
+        if words
+        else FIRST
+    )

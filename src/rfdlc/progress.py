@@ -1,4 +1,6 @@
-"""Progress that a library may report and only a program shows: silent unless `shown()` is active."""
+"""Progress that a library may report and only a program shows: silent unless `shown()`
+is active.
+"""
 
 import os
 import sys
@@ -21,13 +23,19 @@ _SHOWN: ContextVar[bool] = ContextVar("rfdlc_progress_shown", default=False)
 
 
 def speaks() -> bool:
-    """Whether this process speaks to the user: of several that `torchrun` started, the first alone does."""
-    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
+    """Whether this process speaks to the user: of several that `torchrun` started, the
+    first alone does.
+    """
+    return (
+        os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
+    )
 
 
 @contextmanager
 def shown(value: bool = True) -> Iterator[None]:
-    """Within it, bars with the time left are drawn on standard error. The command line turns it on."""
+    """Within it, bars with the time left are drawn on standard error. The command line
+    turns it on.
+    """
     before = _SHOWN.get()
     _SHOWN.set(value)
     try:
@@ -36,9 +44,15 @@ def shown(value: bool = True) -> Iterator[None]:
         _SHOWN.set(before)
 
 
-def track(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """The items one by one, with a progress bar that goes away at the end where a program asked for bars."""
-    with live(len(items) if total is None and isinstance(items, Sized) else total, description) as show:
+def track(
+    items: Iterable[Item], description: str, total: int | None = None
+) -> Iterator[Item]:
+    """The items one by one, with a progress bar that goes away at the end where a
+    program asked for bars.
+    """
+    with live(
+        len(items) if total is None and isinstance(items, Sized) else total, description
+    ) as show:
         for item in items:
             yield item
             show(1, "")
@@ -51,31 +65,43 @@ def announce(text: str) -> None:
 
 
 @contextmanager
-def live(total: int | None, description: str, done: int = 0) -> Iterator[Callable[[int, str], None]]:
-    """Progress moved by hand, with a text: `with live(100, "Training") as show: show(1, "loss 2")`.
+def live(
+    total: int | None, description: str, done: int = 0
+) -> Iterator[Callable[[int, str], None]]:
+    """Progress moved by hand, with a text: `with live(100, "Training") as show: show(1,
+    "loss 2")`.
 
-    Only a program shows it, and not inside another one: as a bar on a terminal, elsewhere as a line every few seconds,
-    also where nothing moves. An empty text leaves the last one. A call is cheap enough for every step of a training.
+    Only a program shows it, and not inside another one: as a bar on a terminal,
+    elsewhere as a line every few seconds, also where nothing moves. An empty text
+    leaves the last one. A call is cheap enough for every step of a training.
     """
     if not (_SHOWN.get() and speaks()):
         yield lambda steps, text: None
         return
     terminal, first, began, words = sys.stderr.isatty(), done, time.monotonic(), ""
     description = printable(description)
-    last = began if terminal else began - 0.6 * SECONDS_BETWEEN_LINES  # the first line comes early
+    last = (
+        began if terminal else began - 0.6 * SECONDS_BETWEEN_LINES
+    )  # the first line comes early
 
     def line(done: int, text: str) -> None:
         seconds, moved = time.monotonic() - began, done - first
         left = timedelta(seconds=round(seconds * ((total or 0) - done) / max(1, moved)))
-        known = [f"{min(1, done / total):.0%}"] if total else [f"{done:,}"] if moved else []
+        known = (
+            [f"{min(1, done / total):.0%}"] if total else [f"{done:,}"] if moved else []
+        )
         told = total and moved and done <= total  # a total may be an estimate
-        share = ", ".join([*known, f"about {left} left" if told else f"{seconds:.0f} s so far"])
+        share = ", ".join(
+            [*known, f"about {left} left" if told else f"{seconds:.0f} s so far"]
+        )
         print(f"{description}: {share}  {text}".rstrip(), file=sys.stderr, flush=True)
 
     def draw_if_due() -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= (0.1 if terminal else max(SECONDS_BETWEEN_LINES, (now - began) / 50)):  # rarer in long ones
+        if now - last >= (
+            0.1 if terminal else max(SECONDS_BETWEEN_LINES, (now - began) / 50)
+        ):  # rarer in long ones
             last = now
             draw(done, words)
 
@@ -84,14 +110,22 @@ def live(total: int | None, description: str, done: int = 0) -> Iterator[Callabl
         done, words = done + steps, text or words
         draw_if_due()
 
-    drawn = _bar(total, description, done) if terminal else nullcontext(line)  # a bar moves by itself
-    with shown(False), drawn as draw, nullcontext() if terminal else _ticking(draw_if_due):
+    drawn = (
+        _bar(total, description, done) if terminal else nullcontext(line)
+    )  # a bar moves by itself
+    with (
+        shown(False),
+        drawn as draw,
+        nullcontext() if terminal else _ticking(draw_if_due),
+    ):
         yield show
 
 
 @contextmanager
 def _ticking(function: Callable[[], None]) -> Iterator[None]:
-    """Within it, the function is called every second, in a thread: one step of a large network may take minutes."""
+    """Within it, the function is called every second, in a thread: one step of a large
+    network may take minutes.
+    """
     ended = threading.Event()
 
     def tick() -> None:
@@ -108,13 +142,31 @@ def _ticking(function: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _bar(total: int | None, description: str, done: int) -> Iterator[Callable[[int, str], None]]:
+def _bar(
+    total: int | None, description: str, done: int
+) -> Iterator[Callable[[int, str], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.table import Column
 
-    text_of = TextColumn("{task.fields[text]}", table_column=Column(ratio=1, no_wrap=True))  # cut in a narrow terminal
-    columns = TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeRemainingColumn(), text_of
-    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+    text_of = TextColumn(
+        "{task.fields[text]}", table_column=Column(ratio=1, no_wrap=True)
+    )  # cut in a narrow terminal
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        text_of,
+    )
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, expand=True
+    ) as bar:
         task = bar.add_task(description, total=total, completed=done, text="")
         yield lambda done, text: bar.update(task, completed=done, text=text)

@@ -19,5 +19,7 @@ STYLE = {
 
 
 def brief(name: str) -> str:
-    """The name of a class beside an axis, cut where it would take the place of the figure itself."""
+    """The name of a class beside an axis, cut where it would take the place of the
+    figure itself.
+    """
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

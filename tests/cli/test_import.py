@@ -1,4 +1,6 @@
-"""`rfdlc --import`: own methods, metrics, calibrators and formats in every command; nothing else imports them."""
+"""`rfdlc --import`: own methods, metrics, calibrators and formats in every command;
+nothing else imports them.
+"""
 
 import json
 import subprocess
@@ -72,13 +74,18 @@ REGISTRIES = METHODS, METRICS, CALIBRATORS
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with a module, what it imports, and data; nothing is registered after a test."""
+    """A folder with a module, what it imports, and data; nothing is registered after a
+    test.
+    """
     path = sys.path[:]
     (tmp_path / "own_module.py").write_text(OWN)
     (tmp_path / "beside_own.py").write_text(BESIDE)
     (tmp_path / "grid.toml").write_text(GRID)
     rng, y = np.random.default_rng(0), np.repeat([0, 1], [60, 20])
-    np.savetxt(tmp_path / "data.own", np.column_stack([y, rng.normal(size=(80, 3)) + y[:, None]]))
+    np.savetxt(
+        tmp_path / "data.own",
+        np.column_stack([y, rng.normal(size=(80, 3)) + y[:, None]]),
+    )
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     forget()
@@ -87,7 +94,9 @@ def folder(tmp_path, monkeypatch):
 
 def forget():
     """As in a new process."""
-    load.SOURCES[:] = [each for each in load.SOURCES if each.read.__module__ != "own_module"]
+    load.SOURCES[:] = [
+        each for each in load.SOURCES if each.read.__module__ != "own_module"
+    ]
     for registry in REGISTRIES:
         for name in [name for name in registry if name.startswith("own")]:
             del registry[name]
@@ -102,17 +111,37 @@ def times(folder):
 
 def test_every_command_knows_what_a_module_registers(run, folder):
     given = "--import", "own_module.py"
-    code, _, err = run(*given, "train", "data.own", "--out", "run", "-m", "own-method", "own_number=0.25", *SMALL)
+    code, _, err = run(
+        *given,
+        "train",
+        "data.own",
+        "--out",
+        "run",
+        "-m",
+        "own-method",
+        "own_number=0.25",
+        *SMALL,
+    )
     assert code == 0, err
-    assert json.loads(Path("run/config.json").read_text())["imports"] == [str(folder / "own_module.py")]
-    assert json.loads(Path("run/decider.json").read_text())["fitted"]["name"] == "own-calibrator"
+    assert json.loads(Path("run/config.json").read_text())["imports"] == [
+        str(folder / "own_module.py")
+    ]
+    assert (
+        json.loads(Path("run/decider.json").read_text())["fitted"]["name"]
+        == "own-calibrator"
+    )
     decided = rfdlc.Decider.load("run").decide(rfdlc.Predictions.load("run"))
-    assert json.loads(run(*given, "evaluate", "run", "--json")[1])["own_metric"] == np.mean(decided == 0)
+    assert json.loads(run(*given, "evaluate", "run", "--json")[1])[
+        "own_metric"
+    ] == np.mean(decided == 0)
     assert "own-method" in run(*given, "methods")[1]
     for words in (("predict", "run", "data.own", "--out", "p.csv"), ("resume", "run")):
         assert run(*given, *words)[0] == 0, words
     own = "--calibrate", "run/held-out.npz", "--calibration", "own-calibrator"
-    assert "Calibrated: own-calibrator." in run(*given, "decide", "run/predictions.npz", *own)[1]
+    assert (
+        "Calibrated: own-calibrator."
+        in run(*given, "decide", "run/predictions.npz", *own)[1]
+    )
     assert times(folder) == 1  # once for all of them, in one process
 
 
@@ -120,7 +149,10 @@ def test_without_it_nothing_is_imported_and_the_error_names_it(run, folder):
     train = "train", "data.own", "--out", "run", "-m", "own-method", *SMALL
     assert run("--import", "own_module.py", *train)[0] == 0
     forget()
-    named = f"it was made with `rfdlc --import {folder / 'own_module.py'} ...`: give that again, if you trust"
+    named = (
+        f"it was made with `rfdlc --import {folder / 'own_module.py'} ...`: give that"
+        " again, if you trust"
+    )
     for words in (
         ("resume", "run"),
         ("evaluate", "run"),
@@ -149,7 +181,10 @@ def test_a_command_line_that_imports_what_it_should_not(run, folder):
     (folder / "wrong.py").write_text("x = 1\ny = x.nothing\n")
     for name, words in {
         "json.py": "another module is called json",
-        "wrong.py": f"AttributeError: 'int' object has no attribute 'nothing'); {folder / 'wrong.py'}, line 2",
+        "wrong.py": (
+            "AttributeError: 'int' object has no attribute 'nothing');"
+            f" {folder / 'wrong.py'}, line 2"
+        ),
         "absent.py": "--import absent.py: no such file",
         "absent_module": "expected the path of a .py file, or a module on PYTHONPATH",
     }.items():
@@ -161,25 +196,45 @@ def test_a_command_line_that_imports_what_it_should_not(run, folder):
 
 def test_workers_import_it_too(run, folder):
     given = "--import", "own_module.py"
-    assert run(*given, "train", "data.own", "--out", "run", "-m", "own-method", *SMALL)[0] == 0
-    child = Child("compute", (folder / "run", None, None, rfdlc.Decider.load("run")), {})
+    assert (
+        run(*given, "train", "data.own", "--out", "run", "-m", "own-method", *SMALL)[0]
+        == 0
+    )
+    child = Child(
+        "compute", (folder / "run", None, None, rfdlc.Decider.load("run")), {}
+    )
     child.start()
     backend, _ = child.pipe.recv()
     child.close()
     assert backend.decider.fitted.name == "own-calibrator"
-    assert run(*given, "sweep", "grid.toml", "--out", "grid", "--engine", "slurm")[0] == 0
+    assert (
+        run(*given, "sweep", "grid.toml", "--out", "grid", "--engine", "slurm")[0] == 0
+    )
     script = Path("grid/sweep.sbatch").read_text()
     line = next(line for line in script.splitlines() if line.startswith("rfdlc "))
-    assert line.startswith(f"rfdlc --import {folder / 'own_module.py'} sweep grid.toml --out grid ")
-    job = "from rfdlc.training.plans import Job, RunSpec; from rfdlc.training.sweep import _train_in; "
-    job += "j = Job('data.own', None, {}, [RunSpec('ray', 'own-method', {'epochs': 1, 'widths': [4]})])\n"
+    assert line.startswith(
+        f"rfdlc --import {folder / 'own_module.py'} sweep grid.toml --out grid "
+    )
+    job = (
+        "from rfdlc.training.plans import Job, RunSpec; from rfdlc.training.sweep"
+        " import _train_in; "
+    )
+    job += (
+        "j = Job('data.own', None, {}, [RunSpec('ray', 'own-method', {'epochs': 1,"
+        " 'widths': [4]})])\n"
+    )
     for modules in ([], imports.IMPORTED):
-        job += f"try:\n _train_in({str(folder)!r}, {modules!r}, j, 1)\nexcept rfdlc.InputError:\n pass\n"
+        job += (
+            f"try:\n _train_in({str(folder)!r}, {modules!r}, j, 1)\nexcept"
+            " rfdlc.InputError:\n pass\n"
+        )
         job += f"print(Path({str(folder)!r}, 'ray/metrics.json').exists())\n"
     words = [sys.executable, "-c", f"import rfdlc; from pathlib import Path; {job}"]
     done = subprocess.run(words, capture_output=True, text=True, cwd="/")
     assert done.stdout.split() == ["False", "True"], done.stderr
-    line = line.replace("rfdlc ", f"{sys.executable} -m rfdlc ", 1).replace('"$SLURM_ARRAY_TASK_ID"', "0")
+    line = line.replace("rfdlc ", f"{sys.executable} -m rfdlc ", 1).replace(
+        '"$SLURM_ARRAY_TASK_ID"', "0"
+    )
     subprocess.run(line, shell=True, check=True, capture_output=True)
     rows = rfdlc.sweep("grid.toml", "grid", engine="slurm")
     assert [row["state"] for row in rows] == ["finished", "waiting"]

@@ -1,4 +1,6 @@
-"""Ctrl-C before a training has begun: one line that says so, no run folder, and what was there stays."""
+"""Ctrl-C before a training has begun: one line that says so, no run folder, and what
+was there stays.
+"""
 
 import numpy as np
 import pytest
@@ -28,6 +30,8 @@ def test_while_images_are_decoded(run, photos, tmp_path, monkeypatch, words):
     monkeypatch.setattr(images, "attempt", pressed)
     code, out, err = run("train", photos, "--out", tmp_path / "run", *words)
     assert (code, out) == (130, "")
-    assert err.splitlines()[-1].startswith("rfdlc: stopped before the training began, nothing was written: ")
+    assert err.splitlines()[-1].startswith(
+        "rfdlc: stopped before the training began, nothing was written: "
+    )
     assert err.endswith("run the same command\n")
     assert kept.exists() == ("--force" in words)

@@ -20,7 +20,10 @@ def test_every_method_is_listed():
     assert list(told) == list(METHODS)
     assert all(name in shown for name in METHODS)
     options = told["ride"].pop("options")
-    assert options["diversity"] == {"default": 0.2, "help": "factor of the divergence between experts"}
+    assert options["diversity"] == {
+        "default": 0.2,
+        "help": "factor of the divergence between experts",
+    }
     assert "diversity=0.2" in shown
     assert told["ride"] == {
         "summary": METHODS["ride"].summary,

@@ -19,7 +19,11 @@ CLASSES = Classes.from_counts([8000, 1500, 500], ["common", "<seldom>", "rare"])
 
 def model(rng, samples, mix=MIX, sharp=1.0):
     y = rng.choice(3, samples, p=mix)
-    return sharp * (2 * (rng.normal(size=(samples, 3)) + 2 * np.eye(3)[y]) - 2) + np.log(MIX), y
+    return (
+        sharp * (2 * (rng.normal(size=(samples, 3)) + 2 * np.eye(3)[y]) - 2)
+        + np.log(MIX),
+        y,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +31,32 @@ def place(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("watch"), np.random.default_rng(0)
     z, y = model(rng, 4000)
     Predictions(logits=z, targets=y, classes=CLASSES).save(folder / "held.npz")
-    Decider(Utility.one_hot(CLASSES), calibration=None, train_prior="train").save(folder / "decider.json")
-    shifted = np.concatenate([model(rng, 2000)[0], model(rng, 2000, [0.6, 0.25, 0.15])[0]])
+    Decider(Utility.one_hot(CLASSES), calibration=None, train_prior="train").save(
+        folder / "decider.json"
+    )
+    shifted = np.concatenate(
+        [model(rng, 2000)[0], model(rng, 2000, [0.6, 0.25, 0.15])[0]]
+    )
     Predictions(logits=shifted, classes=CLASSES).save(folder / "shifted.npz")
-    Predictions(logits=model(rng, 2000, sharp=0.5)[0], classes=CLASSES).save(folder / "blurred.npz")
+    Predictions(logits=model(rng, 2000, sharp=0.5)[0], classes=CLASSES).save(
+        folder / "blurred.npz"
+    )
     return folder
 
 
 def test_a_changed_prior_is_on_the_page_and_in_the_json(place, run):
     out = place / "w.html"
-    code, shown, _ = run("watch", place / "shifted.npz", "-r", place / "held.npz", "--decider", place / "decider.json",
-                   "-o", out, "--json")  # fmt: skip
+    code, shown, _ = run(
+        "watch",
+        place / "shifted.npz",
+        "-r",
+        place / "held.npz",
+        "--decider",
+        place / "decider.json",
+        "-o",
+        out,
+        "--json",
+    )
     found, page = json.loads(shown), out.read_text(encoding="utf-8")
     assert code == 3  # for cron and CI
     assert found["trusted"]
@@ -56,8 +75,17 @@ def test_a_changed_prior_is_on_the_page_and_in_the_json(place, run):
 
 
 def test_without_an_alarm_the_exit_code_is_zero(place, run):
-    Predictions(logits=model(np.random.default_rng(5), 2000)[0], classes=CLASSES).save(place / "same.npz")
-    given = "watch", place / "same.npz", "-r", place / "held.npz", "--decider", place / "decider.json"
+    Predictions(logits=model(np.random.default_rng(5), 2000)[0], classes=CLASSES).save(
+        place / "same.npz"
+    )
+    given = (
+        "watch",
+        place / "same.npz",
+        "-r",
+        place / "held.npz",
+        "--decider",
+        place / "decider.json",
+    )
     code, shown, _ = run(*given, "-o", place / "s.html")
     assert code == 0
     assert "Nothing has changed" in shown
@@ -67,72 +95,173 @@ def test_labels_of_predictions_are_said_to_be_of_no_use_here(place, run):
     z, y = model(np.random.default_rng(5), 2000)
     table, shown = pandas.DataFrame(softmax(z, axis=1), columns=CLASSES.names), []
     names = np.array(CLASSES.names)[y]
-    for targets in (None, names, np.where(np.arange(2000) < 1500, "", names[::-1])):  # some come late
-        table.assign(**({} if targets is None else {"target": targets})).to_csv(place / "labelled.csv", index=False)
-        given = "watch", place / "labelled.csv", "-r", place / "held.npz", "--decider", place / "decider.json", "--json"
+    for targets in (
+        None,
+        names,
+        np.where(np.arange(2000) < 1500, "", names[::-1]),
+    ):  # some come late
+        table.assign(**({} if targets is None else {"target": targets})).to_csv(
+            place / "labelled.csv", index=False
+        )
+        given = (
+            "watch",
+            place / "labelled.csv",
+            "-r",
+            place / "held.npz",
+            "--decider",
+            place / "decider.json",
+            "--json",
+        )
         shown.append(json.loads(run(*given, "-o", place / "s.html")[1]))
     plain, *labelled = [each.pop("verdict") for each in shown]
-    said = "Labels (`target`) are not used here: `rfdlc evaluate` with the same decider compares decisions "
+    said = (
+        "Labels (`target`) are not used here: `rfdlc evaluate` with the same decider"
+        " compares decisions "
+    )
     assert labelled == [[*plain, f"{said}with them."]] * 2
     assert shown[0] == shown[1] == shown[2]  # it is true
 
 
 def test_what_label_shift_does_not_explain_is_not_trusted(place):
     out = place / "b.html"
-    watched = rfdlc.watch(place / "blurred.npz", place / "held.npz", out, decider=place / "decider.json", window=500)
+    watched = rfdlc.watch(
+        place / "blurred.npz",
+        place / "held.npz",
+        out,
+        decider=place / "decider.json",
+        window=500,
+    )
     assert not watched.monitor.trusted
     assert len(watched.windows) == 4
-    assert watched.verdict[0].startswith("The estimates below are not to be trusted: no class prior explains")
+    assert watched.verdict[0].startswith(
+        "The estimates below are not to be trusted: no class prior explains"
+    )
     assert "not to be trusted" in out.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["shifted.npz", "-r", "held.npz"], "give its decider, --decider FILE or RUN; `rfdlc decide` writes one"),
-        (["shifted.npz", "-r", "shifted.npz", "--decider", "decider.json"], "need labels: a column 'target'"),
-        (["shifted.npz", "-r", "held.npz", "--decider", "decider.json", "--window", "soon"], "expected samples"),
-        (["shifted.npz", "-r", "held.npz", "--decider", "decider.json", "--window", "1d"], "needs the times of a log"),
+        (
+            ["shifted.npz", "-r", "held.npz"],
+            "give its decider, --decider FILE or RUN; `rfdlc decide` writes one",
+        ),
+        (
+            ["shifted.npz", "-r", "shifted.npz", "--decider", "decider.json"],
+            "need labels: a column 'target'",
+        ),
+        (
+            [
+                "shifted.npz",
+                "-r",
+                "held.npz",
+                "--decider",
+                "decider.json",
+                "--window",
+                "soon",
+            ],
+            "expected samples",
+        ),
+        (
+            [
+                "shifted.npz",
+                "-r",
+                "held.npz",
+                "--decider",
+                "decider.json",
+                "--window",
+                "1d",
+            ],
+            "needs the times of a log",
+        ),
         (["none.npz", "-r", "held.npz", "--decider", "decider.json"], "no such file"),
     ],
 )
 def test_errors_say_what_to_give(place, run, words, message):
-    given = [str(place / word) if word.endswith((".npz", ".json")) else word for word in words]
+    given = [
+        str(place / word) if word.endswith((".npz", ".json")) else word
+        for word in words
+    ]
     code, _, said = run("watch", *given, "-o", place / "e.html")
     assert code == 2
     assert message in said
 
 
 @pytest.mark.parametrize("fitted", [False, True])
-def test_a_table_that_predict_wrote_needs_raw_probabilities(place, run, fitted, tmp_path):
-    held, decider = Predictions.load(place / "held.npz"), Decider.load(place / "decider.json")
-    (decider.replace(calibration="temperature").fit(held) if fitted else decider).save(tmp_path / "decider.json")
+def test_a_table_that_predict_wrote_needs_raw_probabilities(
+    place, run, fitted, tmp_path
+):
+    held, decider = (
+        Predictions.load(place / "held.npz"),
+        Decider.load(place / "decider.json"),
+    )
+    (decider.replace(calibration="temperature").fit(held) if fitted else decider).save(
+        tmp_path / "decider.json"
+    )
     p = np.full((100, 3), 1 / 3)
-    Predictions(probabilities=p, classes=CLASSES, corrected=True).save(tmp_path / "p.npz")
-    given = "watch", tmp_path / "p.npz", "-r", place / "held.npz", "--decider", tmp_path / "decider.json"
+    Predictions(probabilities=p, classes=CLASSES, corrected=True).save(
+        tmp_path / "p.npz"
+    )
+    given = (
+        "watch",
+        tmp_path / "p.npz",
+        "-r",
+        place / "held.npz",
+        "--decider",
+        tmp_path / "decider.json",
+    )
     code, _, told = run(*given, "-o", tmp_path / "s.html")
     assert code == 2
     told = " ".join(told.split())
-    assert "calibrated and corrected already, and the decider would do so again: write raw ones (rfdlc predict" in told
+    assert (
+        "calibrated and corrected already, and the decider would do so again: write raw"
+        " ones (rfdlc predict" in told
+    )
     assert "--calibrate" not in told
 
 
 def test_predictions_are_not_a_log_to_recalibrate_from(place, run):
-    given = "recalibrate", place / "held.npz", "--decider", place / "decider.json", "-o", place / "new.json"
+    given = (
+        "recalibrate",
+        place / "held.npz",
+        "--decider",
+        place / "decider.json",
+        "-o",
+        place / "new.json",
+    )
     code, _, err = run(*given)
     assert code == 2
-    assert "held.npz: is not a log of decisions: expected a folder of `rfdlc serve --log-decisions`" in err
+    assert (
+        "held.npz: is not a log of decisions: expected a folder of `rfdlc serve"
+        " --log-decisions`" in err
+    )
 
 
 def labelled_log(folder, samples, mix):
-    """A log of decisions for the prior MIX, each with the label of a sample that has the prior `mix`."""
-    decider = Decider(Utility.one_hot(CLASSES), calibration=None, train_prior="train", target_prior="train")
+    """A log of decisions for the prior MIX, each with the label of a sample that has
+    the prior `mix`.
+    """
+    decider = Decider(
+        Utility.one_hot(CLASSES),
+        calibration=None,
+        train_prior="train",
+        target_prior="train",
+    )
     z, y = model(np.random.default_rng(7), samples, mix)
     log = DecisionLog(folder)
-    log.add(Answer.of(decider, np.asarray(decider.probabilities(z, logits=True)), np.zeros(samples)))
+    log.add(
+        Answer.of(
+            decider,
+            np.asarray(decider.probabilities(z, logits=True)),
+            np.zeros(samples),
+        )
+    )
     log.close()
     ids = Predictions.load(folder).ids.tolist()
-    lines = [json.dumps({"id": name, "label": CLASSES.names[c]}) for name, c in zip(ids, y, strict=True)]
+    lines = [
+        json.dumps({"id": name, "label": CLASSES.names[c]})
+        for name, c in zip(ids, y, strict=True)
+    ]
     (folder / "feedback.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return decider
 
@@ -148,7 +277,9 @@ def test_recalibrate_writes_what_pays_and_nothing_else(tmp_path, run):
     assert not found["written"]
     assert found["options"][found["kind"]]["interval"][0] <= 0
     assert live.read_text() == "as it was"
-    forced = json.loads(run("recalibrate", tmp_path / "same", "-o", live, "--force", "--json")[1])
+    forced = json.loads(
+        run("recalibrate", tmp_path / "same", "-o", live, "--force", "--json")[1]
+    )
     assert forced["written"]
     assert Decider.load(live).utility.classes.names == CLASSES.names
 
@@ -157,6 +288,13 @@ def test_recalibrate_writes_what_pays_and_nothing_else(tmp_path, run):
     moved = json.loads(run("recalibrate", tmp_path / "moved", "-o", live, "--json")[1])
     assert moved["written"]
     assert moved["options"][moved["kind"]]["pays"]
-    z, y = model(np.random.default_rng(8), 20_000, mix)  # others of the same kind: it does pay
-    right = [np.mean(Decided.of(each, z, logits=True).actions == y) for each in (served, Decider.load(live))]
-    assert right[1] - right[0] == pytest.approx(moved["options"][moved["kind"]]["gain"], abs=0.03)
+    z, y = model(
+        np.random.default_rng(8), 20_000, mix
+    )  # others of the same kind: it does pay
+    right = [
+        np.mean(Decided.of(each, z, logits=True).actions == y)
+        for each in (served, Decider.load(live))
+    ]
+    assert right[1] - right[0] == pytest.approx(
+        moved["options"][moved["kind"]]["gain"], abs=0.03
+    )

@@ -1,4 +1,6 @@
-"""Encodings of the previous version: old run folders give the same features, and so do the tables themselves."""
+"""Encodings of the previous version: old run folders give the same features, and so do
+the tables themselves.
+"""
 
 import json
 from pathlib import Path
@@ -14,9 +16,13 @@ EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 
 
 def test_an_old_run_folder_encodes_new_rows_as_before() -> None:
-    encoder = TableEncoder.from_dict(json.loads((FOLDER / "run" / "config.json").read_text())["data"]["encoder"])
+    encoder = TableEncoder.from_dict(
+        json.loads((FOLDER / "run" / "config.json").read_text())["data"]["encoder"]
+    )
     assert list(encoder.features) == EXPECTED["features"]
-    assert encoder.transform(read_columns(FOLDER / "new.csv")).tolist() == EXPECTED["new"]
+    assert (
+        encoder.transform(read_columns(FOLDER / "new.csv")).tolist() == EXPECTED["new"]
+    )
 
 
 def test_a_table_is_encoded_as_before() -> None:

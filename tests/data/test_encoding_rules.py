@@ -1,4 +1,6 @@
-"""The rules of docs/export.md, written again from the metadata alone, give the features of `TableEncoder`."""
+"""The rules of docs/export.md, written again from the metadata alone, give the features
+of `TableEncoder`.
+"""
 
 import json
 import re
@@ -15,7 +17,13 @@ TRAINING: dict[str, list[Any]] = {
     "amount": ["1.5", " 2 ", "-3e2", "4", "5"],
     "age": ["30", "", "41", "NA", "52"],
     "seconds": [str(1_700_000_000 + i) for i in range(5)],
-    "born": ["2024-01-31", "31.1.2023", "2024-01-31T12:30:00+02:00", "2024-02-01 06:00", "1969-12-31"],
+    "born": [
+        "2024-01-31",
+        "31.1.2023",
+        "2024-01-31T12:30:00+02:00",
+        "2024-02-01 06:00",
+        "1969-12-31",
+    ],
     "seen": ["2024-01-31", "", "2024-03-31", "?", "2024-02-01"],
     "colour": ["red", "Red", " blue ", "green", "red"],
     "ward": ["A", None, "B", "null", "1"],
@@ -28,7 +36,15 @@ TRAINING: dict[str, list[Any]] = {
     "empty": ["", "NA", None, "?", "nan"],
 }
 NUMBERS = ["7", " -1.25 ", "1e3", "1700000001.5", ".5", *EMPTY]
-DATES = ["2024-01-31", "1.2.2024", "01.02.2024 12:00", "2024-01-31 23:59:59.5", "2000-02-29T01:00-05:00", "NaT", ""]
+DATES = [
+    "2024-01-31",
+    "1.2.2024",
+    "01.02.2024 12:00",
+    "2024-01-31 23:59:59.5",
+    "2000-02-29T01:00-05:00",
+    "NaT",
+    "",
+]
 TEXTS = [
     "red",
     " Red",
@@ -46,15 +62,37 @@ TEXTS = [
     "01067",
     "123.0",
 ]
-TEXTS += ["00123", "10115.0", "002", "2", "02", "3", "3.0", "01", "1.0", *EMPTY, "N/A", " "]
+TEXTS += [
+    "00123",
+    "10115.0",
+    "002",
+    "2",
+    "02",
+    "3",
+    "3.0",
+    "01",
+    "1.0",
+    *EMPTY,
+    "N/A",
+    " ",
+]
 
 
 def encode(column: dict[str, Any], cell: Any) -> list[float]:
     text = "" if cell is None else str(cell).strip()
     missing = text.lower() in EMPTY or text in column["missing"]
     if column["median"] is not None:
-        value = column["median"] if missing else days(text) if column["is_date"] else float(text)
-        return [value - column["offset"], *([float(missing)] if column["flags_missing"] else [])]
+        value = (
+            column["median"]
+            if missing
+            else days(text)
+            if column["is_date"]
+            else float(text)
+        )
+        return [
+            value - column["offset"],
+            *([float(missing)] if column["flags_missing"] else []),
+        ]
     features = [0.0] * (len(column["categories"]) + column["counts_missing"])
     if missing or not column["categories"]:
         features[-1] = float(column["counts_missing"]) if features else 0.0
@@ -88,9 +126,15 @@ def category(known: list[str], text: str) -> str | None:
 @pytest.mark.filterwarnings("ignore:column")
 @pytest.mark.parametrize("name", TRAINING)
 def test_metadata_and_rules_are_enough_to_encode(name: str) -> None:
-    encoder = TableEncoder.fit({name: TRAINING[name]}, categories=["store"], missing={"ferritin": ("<20",)})
+    encoder = TableEncoder.fit(
+        {name: TRAINING[name]}, categories=["store"], missing={"ferritin": ("<20",)}
+    )
     (column,) = json.loads(json.dumps(encoder.to_dict()))["columns"]
-    others = TEXTS if column["median"] is None else DATES if column["is_date"] else NUMBERS
+    others = (
+        TEXTS if column["median"] is None else DATES if column["is_date"] else NUMBERS
+    )
     cells = [*TRAINING[name], *others, None]
-    expected = np.array([encode(column, cell) for cell in cells], dtype=np.float64).astype(np.float32)
+    expected = np.array(
+        [encode(column, cell) for cell in cells], dtype=np.float64
+    ).astype(np.float32)
     np.testing.assert_array_equal(encoder.transform({name: cells}), expected)

@@ -1,4 +1,6 @@
-"""Image folders and list files, tiny but real: what is read, and which error each broken file raises."""
+"""Image folders and list files, tiny but real: what is read, and which error each
+broken file raises.
+"""
 
 import os
 import tempfile
@@ -13,13 +15,24 @@ from PIL import Image, ImageOps
 import rfdlc
 from rfdlc.data import images as image_module
 from rfdlc.data.dataset import by_reason
-from rfdlc.data.images import BrokenImage, ImageFiles, PackedText, fitted, open_image, planes
+from rfdlc.data.images import (
+    BrokenImage,
+    ImageFiles,
+    PackedText,
+    fitted,
+    open_image,
+    planes,
+)
 from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.data.sources.image_files import find_images
 from rfdlc.errors import InputError
 
 
-def picture(path: Path, colour: tuple[int, int, int] = (200, 100, 50), size: tuple[int, int] = (40, 40)) -> Path:
+def picture(
+    path: Path,
+    colour: tuple[int, int, int] = (200, 100, 50),
+    size: tuple[int, int] = (40, 40),
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(path)
     return path
@@ -37,18 +50,23 @@ def noise(path: Path, mode: str = "RGB") -> Path:
 def folder(tmp_path: Path) -> Path:
     for name, count in (("ant", 5), ("bee", 3)):
         for i in range(count):
-            picture(tmp_path / name / f"{i}.png", (10 * i, 0, 255 if name == "bee" else 0))
+            picture(
+                tmp_path / name / f"{i}.png", (10 * i, 0, 255 if name == "bee" else 0)
+            )
     return tmp_path
 
 
-# -- folders -----------------------------------------------------------------------------------------------------------
+# -- folders
+# --------------------------------------------------------------------------------------
 
 
 def test_a_folder_in_one_piece(folder: Path) -> None:
     data = rfdlc.load(folder, test_fraction=0)
     assert data.classes.names == ("ant", "bee")
     assert data.classes.counts == (5, 3)
-    assert list(data.train.ids or ()) == [f"ant/{i}.png" for i in range(5)] + [f"bee/{i}.png" for i in range(3)]
+    assert list(data.train.ids or ()) == [f"ant/{i}.png" for i in range(5)] + [
+        f"bee/{i}.png" for i in range(3)
+    ]
     assert data.train.array[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 0, 10, 20]
     assert data.train.array[:, 2, 5, 5].tolist() == [0] * 5 + [255] * 3
     assert data.input_shape == (3, 40, 40)
@@ -63,7 +81,11 @@ def test_a_folder_with_splits(tmp_path: Path, val: str) -> None:
                 picture(tmp_path / split / name / f"{i}.JPG")
     picture(tmp_path / "test" / "extra" / "0.png")
     data = rfdlc.load(tmp_path)
-    assert {split: len(part) for split, part in data.splits.items()} == {"train": 6, "val": 2, "test": 5}
+    assert {split: len(part) for split, part in data.splits.items()} == {
+        "train": 6,
+        "val": 2,
+        "test": 5,
+    }
     assert data.classes.names == ("extra", "größe", "z")
     assert data.classes.counts == (0, 3, 3)
     assert "1 of 3 classes have no training sample: extra" in data.notes
@@ -79,7 +101,9 @@ def test_hidden_and_other_files_are_ignored(folder: Path) -> None:
     assert "1 files that are not images were ignored" in data.notes
 
 
-@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("1", 1), ("P", 3), ("RGBA", 3), ("LA", 1)])
+@pytest.mark.parametrize(
+    ("mode", "channels"), [("L", 1), ("1", 1), ("P", 3), ("RGBA", 3), ("LA", 1)]
+)
 def test_modes_that_come_out_right(tmp_path: Path, mode: str, channels: int) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -98,7 +122,9 @@ def test_sizes_are_chosen_said_and_may_be_given(folder: Path) -> None:
         picture(folder / "bee" / f"large-{number}.png", size=(300 + number, 150))
     assert rfdlc.load(folder, test_fraction=0).input_shape == (3, 128, 128)
     assert rfdlc.load(folder, image_size=17).input_shape == (3, 17, 17)
-    with pytest.raises(InputError, match=r"image_size=0 is not valid: .*greater than 0"):
+    with pytest.raises(
+        InputError, match=r"image_size=0 is not valid: .*greater than 0"
+    ):
         rfdlc.load(folder, image_size=0)
 
 
@@ -108,7 +134,10 @@ def test_resizing_keeps_proportions_and_the_centre(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         Image.fromarray(wide).save(tmp_path / name / "0.png")
-    assert (rfdlc.load(tmp_path, image_size=32, test_fraction=0, fit="crop").train.array == 255).all()
+    assert (
+        rfdlc.load(tmp_path, image_size=32, test_fraction=0, fit="crop").train.array
+        == 255
+    ).all()
 
 
 def cut(path: Path) -> None:
@@ -128,16 +157,28 @@ def animated(path: Path) -> Path:
 
 BROKEN = {
     "zero.png": (lambda path: path.touch(), "the file is empty"),
-    "corrupt.jpg": (lambda path: path.write_bytes(b"nonsense" * 20), "pillow cannot read this as an image"),
+    "corrupt.jpg": (
+        lambda path: path.write_bytes(b"nonsense" * 20),
+        "pillow cannot read this as an image",
+    ),
     "truncated.png": (lambda path: cut(noise(path)), "truncated or corrupt"),
     "truncated.jpg": (lambda path: cut(noise(path)), "truncated or corrupt"),
     "print.jpg": (cmyk, "CMYK.*convert it to RGB"),
-    "grey16.png": (lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path), "16 or more bits"),
-    "float.tif": (lambda path: Image.fromarray(np.zeros((9, 9), np.float32)).save(path), "16 or more bits"),
+    "grey16.png": (
+        lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path),
+        "16 or more bits",
+    ),
+    "float.tif": (
+        lambda path: Image.fromarray(np.zeros((9, 9), np.float32)).save(path),
+        "16 or more bits",
+    ),
     "moving.gif": (animated, "animated, or has several pages: save one"),
     "moving.png": (animated, "animated, or has several pages"),
     "pages.tif": (animated, "animated, or has several pages"),
-    "gone.png": (lambda path: path.symlink_to("nowhere.png"), "the file does not exist"),
+    "gone.png": (
+        lambda path: path.symlink_to("nowhere.png"),
+        "the file does not exist",
+    ),
 }
 
 
@@ -152,7 +193,9 @@ def test_a_broken_image_is_named_or_counted(folder: Path, name: str) -> None:
     assert len(data.skipped) == 1
     assert name in data.skipped[0]
     assert not any(name in note for note in data.notes)  # told once
-    assert data.train.array[:, 2, 5, 5].tolist() == [0] * 5 + [255] * 3  # the others keep their labels
+    assert (
+        data.train.array[:, 2, 5, 5].tolist() == [0] * 5 + [255] * 3
+    )  # the others keep their labels
 
 
 def test_broken_files_are_named_together_up_to_a_limit(folder: Path) -> None:
@@ -160,7 +203,11 @@ def test_broken_files_are_named_together_up_to_a_limit(folder: Path) -> None:
     for i in range(3):
         (folder / "ant" / f"empty{i}.png").touch()
     with pytest.raises(
-        InputError, match=r"wasp: .*no image.*3 times \(.*empty0.png; .*empty1.png; .*empty2.png\). .*skip"
+        InputError,
+        match=(
+            r"wasp: .*no image.*3 times \(.*empty0.png; .*empty1.png; .*empty2.png\)."
+            r" .*skip"
+        ),
     ):
         rfdlc.load(folder)
     for i in range(20):
@@ -169,8 +216,12 @@ def test_broken_files_are_named_together_up_to_a_limit(folder: Path) -> None:
     with pytest.raises(InputError) as told:
         rfdlc.load(folder)
     assert str(told.value).count("the file is empty (0 bytes): 23 times (") == 1
-    assert str(told.value).count("): 20 times (") == 1  # truncated ones, which only decoding finds
-    assert str(told.value).count(".png") == 3 + 3 + 1  # and in what the class folder expected
+    assert (
+        str(told.value).count("): 20 times (") == 1
+    )  # truncated ones, which only decoding finds
+    assert (
+        str(told.value).count(".png") == 3 + 3 + 1
+    )  # and in what the class folder expected
     assert len(rfdlc.load(folder, skip_broken=True).skipped) == 44
 
 
@@ -178,16 +229,34 @@ def test_what_is_broken_is_listed_by_reason() -> None:
     """Each reason once, in the order of the first ones; a single one word for word."""
     bits = "the image has 16 or more bits per channel: divide all images"
     broken = [f"t.csv, line {i}: /r/{i}.png: {bits}" for i in range(2, 7)]
-    broken += ["t.csv, line 9: the file /r/no.png does not exist: expected", "t.csv, line 8: the label is missing"]
-    broken += ["t.csv, line 10: the file /r/a b.png does not exist: expected", "/r/x: the class folder holds no image"]
-    broken += [f"/r/{n}.jpg: the image is truncated or corrupt ({n} bytes not processed)" for n in (7, 31)]
+    broken += [
+        "t.csv, line 9: the file /r/no.png does not exist: expected",
+        "t.csv, line 8: the label is missing",
+    ]
+    broken += [
+        "t.csv, line 10: the file /r/a b.png does not exist: expected",
+        "/r/x: the class folder holds no image",
+    ]
+    broken += [
+        f"/r/{n}.jpg: the image is truncated or corrupt ({n} bytes not processed)"
+        for n in (7, 31)
+    ]
     broken += ["t.csv: row 3 has no target", "t.csv: row 5 has no target"]
     assert by_reason(broken) == [
-        f"{bits}: 5 times (t.csv, line 2: /r/2.png; t.csv, line 3: /r/3.png; t.csv, line 4: /r/4.png; ...)",
-        "the file does not exist: expected: 2 times (t.csv, line 9: /r/no.png; t.csv, line 10: /r/a b.png)",
+        (
+            f"{bits}: 5 times (t.csv, line 2: /r/2.png; t.csv, line 3: /r/3.png; t.csv,"
+            " line 4: /r/4.png; ...)"
+        ),
+        (
+            "the file does not exist: expected: 2 times (t.csv, line 9: /r/no.png;"
+            " t.csv, line 10: /r/a b.png)"
+        ),
         "t.csv, line 8: the label is missing",
         "/r/x: the class folder holds no image",
-        "the image is truncated or corrupt (7 bytes not processed): 2 times (/r/7.jpg; /r/31.jpg)",
+        (
+            "the image is truncated or corrupt (7 bytes not processed): 2 times"
+            " (/r/7.jpg; /r/31.jpg)"
+        ),
         "has no target: 2 times (t.csv: row 3; t.csv: row 5)",
     ]
     assert by_reason([]) == []
@@ -210,8 +279,14 @@ def shape_or_error(path: Path) -> str:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @settings(max_examples=150)
-@given(st.sampled_from(["png", "jpg", "gif", "bmp", "tif", "webp"]), st.integers(0, 2**32), st.integers(1, 20))
-def test_damage_is_always_a_clear_error_or_an_image(suffix: str, seed: int, count: int) -> None:
+@given(
+    st.sampled_from(["png", "jpg", "gif", "bmp", "tif", "webp"]),
+    st.integers(0, 2**32),
+    st.integers(1, 20),
+)
+def test_damage_is_always_a_clear_error_or_an_image(
+    suffix: str, seed: int, count: int
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = noise(Path(folder) / f"x.{suffix}")
         rng = np.random.default_rng(seed)
@@ -229,11 +304,20 @@ def test_16_bits_a_channel_in_colour(folder: Path) -> None:
     import zlib
 
     def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        return (
+            struct.pack(">I", len(body))
+            + kind
+            + body
+            + struct.pack(">I", zlib.crc32(kind + body))
+        )
 
     rows = b"".join(b"\0" + b"\x12\x34" * 3 * 4 for _ in range(4))
     header = struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0)
-    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    content = (
+        chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
     (folder / "ant" / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
     with pytest.raises(InputError, match=r"deep.png: the image has 16 or more bits"):
         rfdlc.load(folder)
@@ -248,7 +332,9 @@ def test_an_empty_class_folder(folder: Path) -> None:
     assert "wasp" in data.skipped[0]
 
 
-def test_one_class_and_no_class(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_one_class_and_no_class(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     for path in (folder / "bee").iterdir():
         path.unlink()
     (folder / "bee").rmdir()
@@ -258,7 +344,9 @@ def test_one_class_and_no_class(folder: Path, tmp_path_factory: pytest.TempPathF
         rfdlc.load(tmp_path_factory.mktemp("empty"))
 
 
-def test_links_must_stay_inside(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_links_must_stay_inside(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     outside = picture(tmp_path_factory.mktemp("outside") / "x.png")
     (folder / "ant" / "inside.png").symlink_to(folder / "ant" / "0.png")
     assert len(rfdlc.load(folder, test_fraction=0).train) == 9
@@ -274,7 +362,9 @@ def test_links_must_stay_inside(folder: Path, tmp_path_factory: pytest.TempPathF
 def test_a_link_to_above_is_not_followed_for_ever(folder: Path) -> None:
     (folder / "ant" / "again").symlink_to(folder)
     for read in (rfdlc.load, find_images):
-        with pytest.raises(InputError, match="again: is a link to a folder that contains it"):
+        with pytest.raises(
+            InputError, match="again: is a link to a folder that contains it"
+        ):
             read(folder)
 
 
@@ -287,13 +377,18 @@ def test_folders_that_are_not_read_are_told(folder: Path) -> None:
     for split in ("train", "test"):
         for name in ("a", "b"):
             picture(folder / split / name / "0.png")
-    assert "2 folders beside the splits were ignored: ant, bee" in rfdlc.load(folder).notes
+    assert (
+        "2 folders beside the splits were ignored: ant, bee" in rfdlc.load(folder).notes
+    )
 
 
 def test_parts_without_one_to_learn_from(folder: Path) -> None:
     for name, part in (("ant", "val"), ("bee", "Test")):
         (folder / name).rename(folder / part)
-    with pytest.raises(InputError, match=r"has Test, val but no training folder: expected .*train/CLASS"):
+    with pytest.raises(
+        InputError,
+        match=r"has Test, val but no training folder: expected .*train/CLASS",
+    ):
         rfdlc.load(folder)
 
 
@@ -311,17 +406,24 @@ MODES = [
 @pytest.mark.parametrize(("suffix", "mode"), MODES)
 def test_photographs_are_turned_upright(tmp_path: Path, suffix: str, mode: str) -> None:
     """All eight ways to hold a camera, against pillow's own."""
-    stored = Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)).convert(mode)
+    stored = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
+    ).convert(mode)
     stored = stored.resize((50, 30), Image.Resampling.NEAREST)
     for held in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = held
         path = tmp_path / f"{held}.{suffix}"
         stored.save(path, exif=exif, quality=100)
-        with path.open("rb") as file, Image.open(file) as image:  # by name, pillow reads turned TIFFs wrongly
+        with (
+            path.open("rb") as file,
+            Image.open(file) as image,
+        ):  # by name, pillow reads turned TIFFs wrongly
             shown = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
         shown = shown[:, 10:40] if shown.shape[1] == 50 else shown[10:40]
-        assert (planes(fitted(open_image(path), 30, 3)) == shown.transpose(2, 0, 1)).all()
+        assert (
+            planes(fitted(open_image(path), 30, 3)) == shown.transpose(2, 0, 1)
+        ).all()
 
 
 def with_transparent_half(path: Path, kind: str) -> None:
@@ -329,7 +431,10 @@ def with_transparent_half(path: Path, kind: str) -> None:
     pixels = np.zeros((40, 40, 4), np.uint8)
     pixels[:20], pixels[20:] = (200, 0, 0, 255), (0, 90, 0, 0)
     image = Image.fromarray(pixels)
-    saved: dict = {"RGBA": {"lossless": True, "exact": True}, "RGB": {"transparency": (0, 90, 0)}}.get(kind, {})
+    saved: dict = {
+        "RGBA": {"lossless": True, "exact": True},
+        "RGB": {"transparency": (0, 90, 0)},
+    }.get(kind, {})
     if kind == "P":
         image, saved = image.convert("RGB").quantize(2), {}
         saved["transparency"] = image.getpixel((0, 39))
@@ -351,7 +456,9 @@ TRANSPARENT = [
 
 
 @pytest.mark.parametrize(("suffix", "kind"), TRANSPARENT)
-def test_transparent_pixels_are_white_in_training_and_prediction(tmp_path: Path, suffix: str, kind: str) -> None:
+def test_transparent_pixels_are_white_in_training_and_prediction(
+    tmp_path: Path, suffix: str, kind: str
+) -> None:
     for name in ("a", "b"):
         with_transparent_half(tmp_path / name / f"0.{suffix}", kind)
     data = rfdlc.load(tmp_path, test_fraction=0)
@@ -365,20 +472,29 @@ def test_transparent_pixels_are_white_in_training_and_prediction(tmp_path: Path,
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
-def test_images_of_16_bits_are_refused_in_training_and_prediction(tmp_path: Path, suffix: str) -> None:
+def test_images_of_16_bits_are_refused_in_training_and_prediction(
+    tmp_path: Path, suffix: str
+) -> None:
     grey = np.linspace(0, 65535, 1600).reshape(40, 40).astype(np.uint16)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         Image.fromarray(grey).save(tmp_path / name / f"0.{suffix}")
-    fix = f"the image has 16 or more bits .* only you know the range .*: divide all images by the same.*0.{suffix}"
+    fix = (
+        "the image has 16 or more bits .* only you know the range .*: divide all"
+        f" images by the same.*0.{suffix}"
+    )
     with pytest.raises(InputError, match=fix):
         rfdlc.load(tmp_path)
     with pytest.raises(InputError, match=fix):
-        open_samples(tmp_path, InputSpec(rfdlc.Classes(("a", "b")), (1, 40, 40))).read(range(2))
+        open_samples(tmp_path, InputSpec(rfdlc.Classes(("a", "b")), (1, 40, 40))).read(
+            range(2)
+        )
 
 
 def test_damaged_orientation_is_no_damage_to_the_picture(tmp_path: Path) -> None:
-    Image.new("RGB", (30, 30), (9, 9, 9)).save(tmp_path / "x.png", exif=b"Exif\0\0nonsense")
+    Image.new("RGB", (30, 30), (9, 9, 9)).save(
+        tmp_path / "x.png", exif=b"Exif\0\0nonsense"
+    )
     assert (planes(fitted(open_image(tmp_path / "x.png"), 30, 3)) == 9).all()
 
 
@@ -389,7 +505,9 @@ def test_two_folders_for_one_split(folder: Path) -> None:
         rfdlc.load(folder)
 
 
-def test_what_does_not_fit_stays_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_stays_on_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 1000)
     data = rfdlc.load(folder, test_fraction=0.4)
     assert isinstance(data.train.inputs, ImageFiles)
@@ -401,7 +519,8 @@ def test_what_does_not_fit_stays_on_disk(folder: Path, monkeypatch: pytest.Monke
         _ = data.train.array
 
 
-# -- lists -------------------------------------------------------------------------------------------------------------
+# -- lists
+# --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -410,16 +529,25 @@ def lists(tmp_path: Path) -> Path:
         lines = []
         for label, name in enumerate(("n01", "n 02")):
             for i in range(count):
-                picture(tmp_path / "pictures" / name / f"{split} {i}.jpg", (100 * label, 0, 0))
+                picture(
+                    tmp_path / "pictures" / name / f"{split} {i}.jpg",
+                    (100 * label, 0, 0),
+                )
                 lines.append(f"pictures/{name}/{split} {i}.jpg {label}")
-        (tmp_path / f"Mine_LT_{split}.txt").write_text("# a comment\n\n" + "\n".join(lines) + "\n")
+        (tmp_path / f"Mine_LT_{split}.txt").write_text(
+            "# a comment\n\n" + "\n".join(lines) + "\n"
+        )
     return tmp_path
 
 
 def test_lists_in_a_root(lists: Path) -> None:
     for source in (lists, lists / "Mine_LT_train.txt"):
         data = rfdlc.load(source)
-        assert {split: len(part) for split, part in data.splits.items()} == {"train": 6, "val": 2, "test": 4}
+        assert {split: len(part) for split, part in data.splits.items()} == {
+            "train": 6,
+            "val": 2,
+            "test": 4,
+        }
         assert data.classes.names == ("n01", "n 02")
         assert (data.train.array[:, 0, 0, 0] > 50).tolist() == [False] * 3 + [True] * 3
         assert (data.train.ids or ())[0] == "pictures/n01/train 0.jpg"
@@ -438,7 +566,10 @@ def test_lists_in_a_root(lists: Path) -> None:
         ("pictures/n01/train 0.jpg cat", "the label 'cat' is not a number"),
         ("pictures/n01/train 0.jpg -1", "the label '-1' is not a number"),
         ("pictures/n01/train 0.jpg 1.5", "the label '1.5' is not a number"),
-        ("pictures/n01/train 0.jpg 99999999", "the label 99999999 is too large.*below 1,000,000"),
+        (
+            "pictures/n01/train 0.jpg 99999999",
+            "the label 99999999 is too large.*below 1,000,000",
+        ),
         ("pictures/n01/train_0.jpg", "expected 'path label'"),
     ],
 )
@@ -455,7 +586,9 @@ def test_a_wrong_line_is_named_or_counted(lists: Path, line: str, message: str) 
 
 def test_a_broken_image_in_a_list_is_named_with_its_line(lists: Path) -> None:
     (lists / "pictures" / "n 02" / "train 1.jpg").write_bytes(b"")
-    with pytest.raises(InputError, match=r"Mine_LT_train.txt, line 7: .*train 1.jpg: the file is empty"):
+    with pytest.raises(
+        InputError, match=r"Mine_LT_train.txt, line 7: .*train 1.jpg: the file is empty"
+    ):
         rfdlc.load(lists)
     assert rfdlc.load(lists, skip_broken=True).classes.counts == (3, 2)
 
@@ -463,25 +596,41 @@ def test_a_broken_image_in_a_list_is_named_with_its_line(lists: Path) -> None:
 def test_published_counts_are_compared(lists: Path) -> None:
     for path in lists.glob("Mine_LT_*.txt"):
         path.rename(path.with_name(path.name.replace("Mine", "ImageNet")))
-    with pytest.warns(UserWarning, match=r"6 train images .published: 115846.*2 classes .published: 1000"):
+    with pytest.warns(
+        UserWarning,
+        match=r"6 train images .published: 115846.*2 classes .published: 1000",
+    ):
         data = rfdlc.load("imagenet-lt", root=lists)
     assert "differs from the published" in data.notes[0]
 
 
-def test_the_published_numbers_raise_no_warning(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_published_numbers_raise_no_warning(
+    lists: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rfdlc.data.sources import image_lists
 
     monkeypatch.setitem(
-        image_lists.PUBLISHED, "minelt", {"train images": 6, "val images": 2, "test images": 4, "classes": 2}
+        image_lists.PUBLISHED,
+        "minelt",
+        {"train images": 6, "val images": 2, "test images": 4, "classes": 2},
     )
     assert not any("published" in note for note in rfdlc.load(lists).notes)
 
 
 @pytest.mark.parametrize(
-    ("name", "file"), [("imagenet-lt", "ImageNet_LT"), ("places-lt", "Places_LT"), ("inaturalist2018", "iNaturalist18")]
+    ("name", "file"),
+    [
+        ("imagenet-lt", "ImageNet_LT"),
+        ("places-lt", "Places_LT"),
+        ("inaturalist2018", "iNaturalist18"),
+    ],
 )
-def test_lists_that_are_not_there_are_asked_for_by_their_own_name(tmp_path: Path, name: str, file: str) -> None:
-    with pytest.raises(InputError, match=f"{name} was not found .* such as {file}_train.txt"):
+def test_lists_that_are_not_there_are_asked_for_by_their_own_name(
+    tmp_path: Path, name: str, file: str
+) -> None:
+    with pytest.raises(
+        InputError, match=f"{name} was not found .* such as {file}_train.txt"
+    ):
         rfdlc.load(name, root=tmp_path)
 
 
@@ -499,10 +648,14 @@ def test_several_sets_of_lists_and_a_lonely_one(lists: Path) -> None:
     (lists / "Other_train.txt").write_text("a 0\n")
     with pytest.raises(InputError, match=r"several data sets \(Mine_LT, Other\)"):
         rfdlc.load(lists)
-    with pytest.raises(InputError, match=r"Other_train.txt, line 1: the file .* does not exist"):
+    with pytest.raises(
+        InputError, match=r"Other_train.txt, line 1: the file .* does not exist"
+    ):
         rfdlc.load(lists / "Other_train.txt")
     (lists / "Lone_test.txt").write_text("a 0\n")
-    with pytest.raises(InputError, match=r"no training list beside it: expected .*Lone_train.txt"):
+    with pytest.raises(
+        InputError, match=r"no training list beside it: expected .*Lone_train.txt"
+    ):
         rfdlc.load(lists / "Lone_test.txt")
     (lists / "Other_train.txt").write_text("\n")
     with pytest.raises(InputError, match="holds no usable line"):
@@ -514,7 +667,8 @@ def test_several_sets_of_lists_and_a_lonely_one(lists: Path) -> None:
         rfdlc.load("places-lt", root=lists)
 
 
-# -- many files --------------------------------------------------------------------------------------------------------
+# -- many files
+# --------------------------------------------------------------------------------------
 
 
 def test_packed_text_is_a_sequence() -> None:

@@ -1,4 +1,6 @@
-"""What needs what: sources need no torch, loaders need neither pillow nor rich nor typer."""
+"""What needs what: sources need no torch, loaders need neither pillow nor rich nor
+typer.
+"""
 
 import subprocess
 import sys
@@ -50,13 +52,23 @@ with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
 )
 def test_nothing_more_is_imported(code: str, barred: str) -> None:
     script = BAR.format(barred=barred.split()) + code
-    subprocess.run([sys.executable, "-c", script], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
 
 
 def test_a_missing_torch_is_named_with_what_to_install() -> None:
     script = BAR.format(barred=["torch"]) + "import rfdlc\nrfdlc.train"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
     )
     last = done.stderr.strip().splitlines()[-1]
-    assert last == 'ModuleNotFoundError: rfdlc.train needs torch: pip install "rfdlc[train]"'
+    assert (
+        last
+        == 'ModuleNotFoundError: rfdlc.train needs torch: pip install "rfdlc[train]"'
+    )

@@ -18,7 +18,9 @@ def machine(monkeypatch):
 
     def found(capability, target, version="3.10.0"):
         driver = SimpleNamespace(active=SimpleNamespace(get_current_target=target))
-        triton = SimpleNamespace(runtime=SimpleNamespace(driver=driver), __version__=version)
+        triton = SimpleNamespace(
+            runtime=SimpleNamespace(driver=driver), __version__=version
+        )
         monkeypatch.setitem(sys.modules, "triton", triton)
         monkeypatch.setattr(kernels, "find_spec", lambda name: object())
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
@@ -36,13 +38,19 @@ def test_without_a_compiler_training_goes_on_and_says_so(machine):
         raise RuntimeError("Failed to find C compiler")
 
     with pytest.warns(
-        RuntimeWarning, match=r"C compiler\): training goes on without them, slower; install a C compiler"
+        RuntimeWarning,
+        match=(
+            r"C compiler\): training goes on without them, slower; install a C compiler"
+        ),
     ):
         assert machine((8, 0), target) is None
 
 
 def test_an_old_triton_is_named(machine):
-    with pytest.warns(RuntimeWarning, match=r"Triton 3\.3\.1 is too old for kernels.* take torch 2\.8 or later"):
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"Triton 3\.3\.1 is too old for kernels.* take torch 2\.8 or later",
+    ):
         assert machine((9, 0), lambda: "cuda:90", "3.3.1") is None
     assert machine((9, 0), lambda: "cuda:90", "3.4.0+git1234") is sys.modules["json"]
 
@@ -57,9 +65,20 @@ def test_older_gpus_and_machines_without_triton_have_none(machine, monkeypatch):
 
 @pytest.mark.parametrize(
     ("precision", "native", "half"),
-    [("auto", True, True), ("auto", False, False), ("bf16", False, True), ("float32", True, False)],
+    [
+        ("auto", True, True),
+        ("auto", False, False),
+        ("bf16", False, True),
+        ("float32", True, False),
+    ],
 )
-def test_networks_compute_in_bfloat16_where_a_gpu_does(precision, native, half, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
+def test_networks_compute_in_bfloat16_where_a_gpu_does(
+    precision, native, half, monkeypatch
+):
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: native
+    )
     assert reduced(TrainConfig(precision=precision), torch.device("cuda")) is half
-    assert reduced(TrainConfig(precision=precision), torch.device("cpu")) is (precision == "bf16")
+    assert reduced(TrainConfig(precision=precision), torch.device("cpu")) is (
+        precision == "bf16"
+    )

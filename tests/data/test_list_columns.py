@@ -1,4 +1,6 @@
-"""Tables with a column of embeddings beside names of images and dates: which columns are features."""
+"""Tables with a column of embeddings beside names of images and dates: which columns
+are features.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +50,9 @@ def save_images(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_embeddings_beside_names_of_images_that_do_not_exist(write: Callable[..., Path], on_disk: bool) -> None:
+def test_embeddings_beside_names_of_images_that_do_not_exist(
+    write: Callable[..., Path], on_disk: bool
+) -> None:
     source = write(frame()) if on_disk else frame()
     data = rfdlc.load(source, target="species", groups="site", test_fraction=0)
     np.testing.assert_array_equal(data.train.array, EMBEDDINGS)
@@ -66,19 +70,31 @@ def test_images_that_exist_are_read(write: Callable[..., Path], tmp_path: Path) 
     source = write(frame())
     save_images(tmp_path / "photos")
     assert rfdlc.load(source, target="species").kind == "features"
-    assert rfdlc.load(source, target="species", root=tmp_path / "photos").input_shape == (3, 8, 8)
+    assert rfdlc.load(
+        source, target="species", root=tmp_path / "photos"
+    ).input_shape == (3, 8, 8)
     save_images(tmp_path)
     assert rfdlc.load(source, target="species").input_shape == (3, 8, 8)
-    assert rfdlc.load(source, target="species", drop=["site", "embedding"]).input_shape == (3, 8, 8)
-    with pytest.raises(InputError, match=r"column 'sit' does not exist.*did you mean 'site'"):
+    assert rfdlc.load(
+        source, target="species", drop=["site", "embedding"]
+    ).input_shape == (3, 8, 8)
+    with pytest.raises(
+        InputError, match=r"column 'sit' does not exist.*did you mean 'site'"
+    ):
         rfdlc.load(source, target="species", drop=["sit"])
 
 
-def test_repeated_names_of_images_are_not_categories(write: Callable[..., Path]) -> None:
+def test_repeated_names_of_images_are_not_categories(
+    write: Callable[..., Path],
+) -> None:
     """Two animals in one image: 30 names in 60 rows."""
     table = frame().assign(image=[f"img {i // 2}.jpg" for i in range(ROWS)])
-    with pytest.warns(UserWarning, match="column 'image' holds 30 names of images .* --groups image"):
-        data = rfdlc.load(write(table), target="species", groups="site", test_fraction=0)
+    with pytest.warns(
+        UserWarning, match="column 'image' holds 30 names of images .* --groups image"
+    ):
+        data = rfdlc.load(
+            write(table), target="species", groups="site", test_fraction=0
+        )
     np.testing.assert_array_equal(data.train.array, EMBEDDINGS)
 
 
@@ -87,7 +103,9 @@ def test_a_table_without_its_column_of_paths_is_any_other(
     write: Callable[..., Path], tmp_path: Path, drop: str | list[str]
 ) -> None:
     save_images(tmp_path)
-    source = write(frame().drop(columns="embedding").assign(weight=range(ROWS)), "traps.csv")
+    source = write(
+        frame().drop(columns="embedding").assign(weight=range(ROWS)), "traps.csv"
+    )
     assert rfdlc.load(source, target="species").kind == "images"
     options = {"target": "species", "drop": drop}
     check_source(source, None, options)
@@ -102,14 +120,28 @@ def test_a_table_without_its_column_of_paths_is_any_other(
 def test_the_command_takes_drop(write: Callable[..., Path], tmp_path: Path) -> None:
     save_images(tmp_path)
     given = ["inspect", str(write(frame())), "--target", "species", "--groups", "site"]
-    assert "images 3x8x8" in CliRunner().invoke(app, given, catch_exceptions=False).stdout
-    assert "features 4" in CliRunner().invoke(app, [*given, "--drop", "image"], catch_exceptions=False).stdout
+    assert (
+        "images 3x8x8" in CliRunner().invoke(app, given, catch_exceptions=False).stdout
+    )
+    assert (
+        "features 4"
+        in CliRunner()
+        .invoke(app, [*given, "--drop", "image"], catch_exceptions=False)
+        .stdout
+    )
 
 
 @pytest.mark.parametrize("skip_broken", [True, False])
-def test_paths_without_any_file_name_the_way_out(write: Callable[..., Path], skip_broken: bool) -> None:
-    source = write(frame().drop(columns="embedding").rename(columns={"image": "Image"}), "t.csv")
-    message = r"does not exist: .* --root DIR .*60 times .*--drop Image \(in Python drop=\['Image'\]\) reads the other"
+def test_paths_without_any_file_name_the_way_out(
+    write: Callable[..., Path], skip_broken: bool
+) -> None:
+    source = write(
+        frame().drop(columns="embedding").rename(columns={"image": "Image"}), "t.csv"
+    )
+    message = (
+        r"does not exist: .* --root DIR .*60 times .*--drop Image \(in Python"
+        r" drop=\['Image'\]\) reads the other"
+    )
     with pytest.raises(InputError, match=message):
         rfdlc.load(source, target="species", skip_broken=skip_broken)
     assert rfdlc.load(source, target="species", drop=["Image"]).kind == "features"
@@ -117,12 +149,18 @@ def test_paths_without_any_file_name_the_way_out(write: Callable[..., Path], ski
 
 @pytest.mark.parametrize("on_disk", [True, False])
 @pytest.mark.parametrize("as_text", [True, False])
-def test_dates_beside_lists_are_left_out(write: Callable[..., Path], on_disk: bool, as_text: bool) -> None:
+def test_dates_beside_lists_are_left_out(
+    write: Callable[..., Path], on_disk: bool, as_text: bool
+) -> None:
     taken = pd.date_range("2025-03-01", periods=ROWS, freq="7h", tz="Europe/Berlin")
-    table = frame().assign(taken=taken.strftime("%Y-%m-%d %H:%M") if as_text else taken, hour=taken.hour)
+    table = frame().assign(
+        taken=taken.strftime("%Y-%m-%d %H:%M") if as_text else taken, hour=taken.hour
+    )
     source = write(table) if on_disk else table
     data = rfdlc.load(source, target="species", groups="site", test_fraction=0)
-    np.testing.assert_array_equal(data.train.array, np.column_stack([EMBEDDINGS, taken.hour]))
+    np.testing.assert_array_equal(
+        data.train.array, np.column_stack([EMBEDDINGS, taken.hour])
+    )
     (note,) = (note for note in data.notes if "'taken'" in note)
     assert "holds dates and was left out" in note
     assert "to keep it, write it as a number" in note
@@ -133,4 +171,6 @@ def test_dates_beside_lists_are_left_out(write: Callable[..., Path], on_disk: bo
     assert by_time.input_shape == (5,)
     alone = rfdlc.load(table.drop(columns="embedding"), target="species", groups="site")
     assert alone.encoder is not None
-    assert "taken" in alone.encoder.features  # without lists, a date is a feature as before
+    assert (
+        "taken" in alone.encoder.features
+    )  # without lists, a date is a feature as before

@@ -1,4 +1,6 @@
-"""Tables: encodings learned on the training rows, every missing value and dropped column said."""
+"""Tables: encodings learned on the training rows, every missing value and dropped
+column said.
+"""
 
 import json
 import re
@@ -45,7 +47,15 @@ def test_a_csv_by_hand(path: Path) -> None:
     assert data.classes.names == ("ill", "well")
     assert data.classes.counts == (1, 2)
     assert data.encoder is not None
-    expected = ["age", "age is missing", "sex = f", "sex = m", "note = a", "note = b", "note = (missing)"]
+    expected = [
+        "age",
+        "age is missing",
+        "sex = f",
+        "sex = m",
+        "note = a",
+        "note = b",
+        "note = (missing)",
+    ]
     assert list(data.encoder.features) == expected
     assert data.train.array.tolist() == [
         [30, 0, 1, 0, 1, 0, 0],
@@ -53,14 +63,24 @@ def test_a_csv_by_hand(path: Path) -> None:
         [50, 0, 1, 0, 0, 0, 1],
     ]
     assert data.val is not None
-    assert data.val.array.tolist() == [[40, 1, 0, 0, 0, 0, 0]]  # the median of training, unseen categories
+    assert data.val.array.tolist() == [
+        [40, 1, 0, 0, 0, 0, 0]
+    ]  # the median of training, unseen categories
     assert list(data.val.ids or ()) == ["p5"]
     notes = " | ".join(data.notes)
     assert "'patient_id' has a different value in every row and was left out" in notes
-    assert "'age': 2 missing values were filled with the median 40 and marked in a feature of their own" in notes
-    assert data.notes[-1] == "column 'label' was taken for the class: target names another"
+    assert (
+        "'age': 2 missing values were filled with the median 40 and marked in a feature"
+        " of their own" in notes
+    )
+    assert (
+        data.notes[-1] == "column 'label' was taken for the class: target names another"
+    )
     assert rfdlc.load(path, target="label").notes == data.notes[:-1]
-    assert "'note' became 3 features, one per category; 1 missing values are a category of their own" in notes
+    assert (
+        "'note' became 3 features, one per category; 1 missing values are a category of"
+        " their own" in notes
+    )
     assert data.normalisation is not None
     assert data.normalisation.mean[0] == 40
     assert data.normalisation.mean[1:] == (0,) * 6
@@ -72,39 +92,74 @@ def test_the_encoding_is_plain_data_for_new_rows(path: Path) -> None:
     assert data.encoder is not None
     again = TableEncoder.from_dict(json.loads(json.dumps(data.encoder.to_dict())))
     assert again == data.encoder
-    new = {"age": ["60", None], "sex": ["m", "unheard of"], "note": ["b", ""], "extra": [1, 2]}
-    assert again.transform(new).tolist() == [[60, 0, 0, 1, 0, 1, 0], [40, 1, 0, 0, 0, 0, 1]]
+    new = {
+        "age": ["60", None],
+        "sex": ["m", "unheard of"],
+        "note": ["b", ""],
+        "extra": [1, 2],
+    }
+    assert again.transform(new).tolist() == [
+        [60, 0, 0, 1, 0, 1, 0],
+        [40, 1, 0, 0, 0, 0, 1],
+    ]
     with pytest.raises(InputError, match="lack the columns age, note"):
         again.transform({"sex": ["m"]})
-    with pytest.raises(InputError, match="'age' holds numbers in the training data, but here 'old'"):
+    with pytest.raises(
+        InputError, match="'age' holds numbers in the training data, but here 'old'"
+    ):
         again.transform({**new, "age": ["old", "3"]})
-    assert again.transform({**new, "age": ["", "?"]})[:, :2].tolist() == [[40, 1], [40, 1]]
+    assert again.transform({**new, "age": ["", "?"]})[:, :2].tolist() == [
+        [40, 1],
+        [40, 1],
+    ]
 
 
-def test_a_note_says_how_to_keep_a_column_that_is_left_out_by_its_name(tmp_path: Path) -> None:
+def test_a_note_says_how_to_keep_a_column_that_is_left_out_by_its_name(
+    tmp_path: Path,
+) -> None:
     for name in ("order_id", "order_id_feature"):
         rows = [f"t{k},{500 - k},{k % 7},{'ab'[k % 2]}" for k in range(60)]
         (tmp_path / "t.csv").write_text("\n".join([f"text,{name},visits,label", *rows]))
         data = rfdlc.load(tmp_path / "t.csv")
         assert data.encoder is not None
-        notes = [note for note in data.notes if "a different value in every row" in note]
-        assert notes[0].endswith("it names rows and says nothing about the class")  # whatever its name
+        notes = [
+            note for note in data.notes if "a different value in every row" in note
+        ]
+        assert notes[0].endswith(
+            "it names rows and says nothing about the class"
+        )  # whatever its name
         if name == "order_id":
-            assert notes[1].endswith("; to keep it as a feature, rename it, for example to 'order_id_feature'")
+            assert notes[1].endswith(
+                "; to keep it as a feature, rename it, for example to"
+                " 'order_id_feature'"
+            )
         else:
             assert len(notes) == 1
             assert name in data.encoder.features
 
 
 def test_digits_with_leading_zeros_are_codes(tmp_path: Path) -> None:
-    rows = [f"{['01067', '10115', '00123'][k % 3]},{k % 7},{'ab'[k % 2]},{k:04d}" for k in range(60)]
+    rows = [
+        f"{['01067', '10115', '00123'][k % 3]},{k % 7},{'ab'[k % 2]},{k:04d}"
+        for k in range(60)
+    ]
     (tmp_path / "t.csv").write_text("\n".join(["zip,visits,label,number", *rows]))
     data = rfdlc.load(tmp_path / "t.csv")
     assert data.encoder is not None
-    assert [*data.encoder.features] == ["zip = 00123", "zip = 01067", "zip = 10115", "visits"]
-    assert "column 'zip' holds codes, digits with leading zeros, and became 3 features, one per category" in data.notes
+    assert [*data.encoder.features] == [
+        "zip = 00123",
+        "zip = 01067",
+        "zip = 10115",
+        "visits",
+    ]
+    assert (
+        "column 'zip' holds codes, digits with leading zeros, and became 3 features,"
+        " one per category" in data.notes
+    )
     assert data.encoder.identity == "number"  # not a feature: it names rows
-    expected = data.encoder.transform({"zip": ["01067", "10115", "00123"], "visits": [1, 2, 3]}).tolist()
+    expected = data.encoder.transform(
+        {"zip": ["01067", "10115", "00123"], "visits": [1, 2, 3]}
+    ).tolist()
     assert expected[0] == [0, 1, 0, 1]
     for zips in (
         [1067, 10115, 123],
@@ -120,17 +175,33 @@ def test_leading_zeros_after_training_do_not_matter_to_a_number() -> None:
     assert encoder.transform({"zip": ["01067"]}).tolist() == [[1067]]
     assert parse_column("x", ["0.5", "007", "12"]).dtype == np.float64  # measurements
     assert parse_column("x", pa.array(["0", "10", "7"])).dtype == np.float64
-    assert parse_column("x", pa.array(["0", "10", " 07", "NA"])).tolist() == ["0", "10", "07", None]
+    assert parse_column("x", pa.array(["0", "10", " 07", "NA"])).tolist() == [
+        "0",
+        "10",
+        "07",
+        None,
+    ]
 
 
 def test_too_many_codes_stay_numbers_and_a_warning_says_so(tmp_path: Path) -> None:
     lines = ["code,label", *(f"{k % 1500:05d},{'ab'[k % 2]}" for k in range(3000))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    with pytest.warns(UserWarning, match=r"'code' has digits with leading zeros, as codes have, but became a number"):
+    with pytest.warns(
+        UserWarning,
+        match=(
+            r"'code' has digits with leading zeros, as codes have, but became a number"
+        ),
+    ):
         assert rfdlc.load(tmp_path / "t.csv").input_shape == (1,)
 
 
-@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from(["x", "y", "NA"])), min_size=1, max_size=20))
+@given(
+    st.lists(
+        st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from(["x", "y", "NA"])),
+        min_size=1,
+        max_size=20,
+    )
+)
 def test_encodings_are_finite_and_survive_json(cells: list) -> None:
     encoder = TableEncoder.fit({"c": cells})
     assert TableEncoder.from_dict(json.loads(json.dumps(encoder.to_dict()))) == encoder
@@ -139,15 +210,22 @@ def test_encodings_are_finite_and_survive_json(cells: list) -> None:
     assert np.isfinite(features).all()
 
 
-@pytest.mark.parametrize(("text", "suffix"), [(ROWS.replace(",", "\t"), "tsv"), (ROWS.replace(",", ";"), "csv")])
+@pytest.mark.parametrize(
+    ("text", "suffix"),
+    [(ROWS.replace(",", "\t"), "tsv"), (ROWS.replace(",", ";"), "csv")],
+)
 def test_other_delimiters(tmp_path: Path, text: str, suffix: str) -> None:
     (tmp_path / f"t.{suffix}").write_text("\ufeff" + text, encoding="utf-8")
     assert len(rfdlc.load(tmp_path / f"t.{suffix}").train) == 3
 
 
 @pytest.mark.parametrize(("delimiter", "quote"), [("\t", ""), (";", '"')])
-def test_commas_within_names_part_no_cells(tmp_path: Path, delimiter: str, quote: str) -> None:
-    names = [f"{quote}{name}{quote}" for name in ("age, years", "mass, kg, lean", "label")]
+def test_commas_within_names_part_no_cells(
+    tmp_path: Path, delimiter: str, quote: str
+) -> None:
+    names = [
+        f"{quote}{name}{quote}" for name in ("age, years", "mass, kg, lean", "label")
+    ]
     lines = [delimiter.join((f"{i}.5", f"{i}", "ab"[i % 2])) for i in range(10)]
     (tmp_path / "t.csv").write_text("\n".join([delimiter.join(names), *lines]))
     encoder = rfdlc.load(tmp_path / "t.csv").encoder
@@ -157,25 +235,42 @@ def test_commas_within_names_part_no_cells(tmp_path: Path, delimiter: str, quote
 
 def test_categories_written_in_another_way_are_told() -> None:
     encoder = TableEncoder.fit({"sex": ["f", "m", "f"]})
-    with pytest.warns(UserWarning, match="column 'sex' holds nothing that training saw"):
+    with pytest.warns(
+        UserWarning, match="column 'sex' holds nothing that training saw"
+    ):
         assert not encoder.transform({"sex": ["F", "M"]}).any()
-    with pytest.warns(UserWarning, match=r"column 'sex' has categories that training did not see \(x\)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"column 'sex' has categories that training did not see \(x\)",
+    ):
         assert encoder.transform({"sex": ["x", "m"]}).tolist() == [[0, 0], [0, 1]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert encoder.transform({"sex": ["f", "m"]}).any()
-    with pytest.warns(UserWarning, match=r"did not see \(x\): .* none of its categories \(f, m\)$") as warned:
+    with pytest.warns(
+        UserWarning, match=r"did not see \(x\): .* none of its categories \(f, m\)$"
+    ) as warned:
         assert not encoder.transform({"sex": ["x"]}).any()  # one row
     assert len(warned) == 1
 
 
 def test_values_of_a_column_that_was_empty_in_training_change_nothing() -> None:
-    encoder = TableEncoder.fit({"age": [1, 2, 4], "dose": ["", None, "NA"], "unit": np.full(3, np.nan)})
-    empty, nothing = {"age": [1, 2], "dose": ["", None], "unit": [np.nan, np.nan]}, "was empty in training"
-    with pytest.warns(UserWarning, match=f"column 'dose' has values, but {nothing}: they tell the model nothing"):
+    encoder = TableEncoder.fit(
+        {"age": [1, 2, 4], "dose": ["", None, "NA"], "unit": np.full(3, np.nan)}
+    )
+    empty, nothing = (
+        {"age": [1, 2], "dose": ["", None], "unit": [np.nan, np.nan]},
+        "was empty in training",
+    )
+    with pytest.warns(
+        UserWarning,
+        match=f"column 'dose' has values, but {nothing}: they tell the model nothing",
+    ):
         filled = encoder.transform(empty | {"dose": ["5", "mg"]})
     with pytest.warns(UserWarning, match=f"column 'unit' has values, but {nothing}"):
-        np.testing.assert_array_equal(encoder.transform(empty | {"unit": [1.0, np.nan]}), filled)
+        np.testing.assert_array_equal(
+            encoder.transform(empty | {"unit": [1.0, np.nan]}), filled
+        )
     np.testing.assert_array_equal(encoder.transform(empty), filled)
     assert filled.tolist() == [[1, 1, 1], [2, 1, 1]]
 
@@ -186,21 +281,35 @@ def test_values_that_are_missing_as_never_in_training_are_told() -> None:
         "age": [1, 2, 4],
         "when": ["2024-01-01", "2024-01-03", "2024-02-01"],
     }
-    encoder, rows = TableEncoder.fit(trained), {"sex": ["", "m"], "age": [1, 2], "when": ["2024-01-01", "2024-01-03"]}
+    encoder, rows = (
+        TableEncoder.fit(trained),
+        {"sex": ["", "m"], "age": [1, 2], "when": ["2024-01-01", "2024-01-03"]},
+    )
     none = (
-        "column 'sex' is empty in 50% of the rows, but never was in training: for the model .* none of its categories"
+        "column 'sex' is empty in 50% of the rows, but never was in training: for the"
+        " model .* none of its categories"
     )
     with pytest.warns(UserWarning, match=none):
         encoder.transform(rows)
     doubts = list[str]()
     encoder.transform({"sex": ["f"], "age": ["?"], "when": [None]}, doubts)
     used = [text.partition("training: ")[2] for text in doubts]
-    assert used == ["the model uses the median 2 there", "the model uses the median 2024-01-03 there"]
-    with pytest.warns(UserWarning, match="column 'sex' is empty in 100% of the rows, but never was in training"):
-        encoder.transform({name: [*cells[:1]] for name, cells in rows.items()})  # one row
+    assert used == [
+        "the model uses the median 2 there",
+        "the model uses the median 2024-01-03 there",
+    ]
+    with pytest.warns(
+        UserWarning,
+        match="column 'sex' is empty in 100% of the rows, but never was in training",
+    ):
+        encoder.transform(
+            {name: [*cells[:1]] for name, cells in rows.items()}
+        )  # one row
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        TableEncoder.fit({"sex": ["f", None], "age": [1, None]}).transform({"sex": [None] * 2, "age": [None] * 2})
+        TableEncoder.fit({"sex": ["f", None], "age": [1, None]}).transform(
+            {"sex": [None] * 2, "age": [None] * 2}
+        )
 
 
 RANGES: dict[str, list[Any]] = {
@@ -219,13 +328,27 @@ RANGES: dict[str, list[Any]] = {
         ("crp", 599.9, 600, "(600; there 0.1 to 300)"),
         ("crp", 0, -5, "(-5; there 0.1 to 300)"),  # negative, as never in training
         ("delta", -3, -3.5, "(-3.5; there -1 to 1)"),
-        ("when", "2024-03-01", "2024-03-02", "(2024-03-02; there 2024-01-01 to 2024-01-31)"),
-        ("when", "2023-12-02", "1969-01-01", "(1969-01-01; there 2024-01-01 to 2024-01-31)"),
+        (
+            "when",
+            "2024-03-01",
+            "2024-03-02",
+            "(2024-03-02; there 2024-01-01 to 2024-01-31)",
+        ),
+        (
+            "when",
+            "2023-12-02",
+            "1969-01-01",
+            "(1969-01-01; there 2024-01-01 to 2024-01-31)",
+        ),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 5])
-def test_numbers_far_outside_of_training_are_named(name: str, inside: Any, outside: Any, told: str, rows: int) -> None:
-    encoder = TableEncoder.from_dict(json.loads(json.dumps(TableEncoder.fit(RANGES).to_dict())))
+def test_numbers_far_outside_of_training_are_named(
+    name: str, inside: Any, outside: Any, told: str, rows: int
+) -> None:
+    encoder = TableEncoder.from_dict(
+        json.loads(json.dumps(TableEncoder.fit(RANGES).to_dict()))
+    )
     usual = {column: cells[:1] * rows for column, cells in RANGES.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -233,10 +356,14 @@ def test_numbers_far_outside_of_training_are_named(name: str, inside: Any, outsi
     start = f"column '{name}' has values far outside of those in training"
     with pytest.warns(UserWarning, match=start) as warned:
         encoder.transform({**usual, name: [outside] * rows})
-    assert [str(each.message).partition(": ")[0] for each in warned] == [f"{start} {told}"]
+    assert [str(each.message).partition(": ")[0] for each in warned] == [
+        f"{start} {told}"
+    ]
     doubts = list[str]()
     encoder.transform({**usual, name: [outside] * rows}, doubts)
-    assert [doubt.partition(":")[0] for doubt in doubts] == [start]  # as a server answers: no cell, no range
+    assert [doubt.partition(":")[0] for doubt in doubts] == [
+        start
+    ]  # as a server answers: no cell, no range
 
 
 def test_an_encoder_without_ranges_names_no_number() -> None:
@@ -244,26 +371,38 @@ def test_an_encoder_without_ranges_names_no_number() -> None:
     for column in table["columns"]:
         del column["low"], column["high"]
     encoder = TableEncoder.from_dict(table)
-    assert encoder == TableEncoder.fit(RANGES)  # so that a data set read now fits to a model of before
+    assert encoder == TableEncoder.fit(
+        RANGES
+    )  # so that a data set read now fits to a model of before
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        encoder.transform({column: cells[:1] for column, cells in RANGES.items()} | {"age": [610]})
+        encoder.transform(
+            {column: cells[:1] for column, cells in RANGES.items()} | {"age": [610]}
+        )
 
 
 def test_a_column_is_named_once_however_many_chunks_are_read(tmp_path: Path) -> None:
     lines = [f"{610 + i},{'xyz'[i % 3]},{'' if i % 2 else 1}" for i in range(12)]
     (tmp_path / "new.csv").write_text("\n".join(["age,sex,mass", *lines]))
     encoder = TableEncoder.fit({"age": [18, 95], "sex": ["f", "m"], "mass": [1, 2]})
-    samples = open_samples(tmp_path / "new.csv", InputSpec(Classes(("a", "b")), (4,), encoder))
+    samples = open_samples(
+        tmp_path / "new.csv", InputSpec(Classes(("a", "b")), (4,), encoder)
+    )
     with warnings.catch_warnings(record=True, action="always") as warned:
         for start in (0, 3, 6, 9):
             samples.read(range(start, start + 3))
-    assert sorted(str(each.message).split("'")[1] for each in warned) == ["age", "mass", "sex"]
+    assert sorted(str(each.message).split("'")[1] for each in warned) == [
+        "age",
+        "mass",
+        "sex",
+    ]
 
 
 @pytest.mark.parametrize("cell", ["41.97 EUR", "1e50"])
 def test_a_wrong_cell_is_named_with_its_file_and_row(tmp_path: Path, cell: str) -> None:
-    (tmp_path / "new.csv").write_text("\n".join(["amount,when", "1,a", "2,b", "3,a", f"{cell},b"]))
+    (tmp_path / "new.csv").write_text(
+        "\n".join(["amount,when", "1,a", "2,b", "3,a", f"{cell},b"])
+    )
     spec = InputSpec(Classes(("a", "b")), (1,), TableEncoder.fit({"amount": [1, 2, 4]}))
     samples = open_samples(tmp_path / "new.csv", spec)
     samples.read(range(2))
@@ -272,20 +411,32 @@ def test_a_wrong_cell_is_named_with_its_file_and_row(tmp_path: Path, cell: str) 
 
 
 @pytest.mark.parametrize("copies", [5, 900])
-def test_a_column_that_differs_apart_from_copies_names_rows(tmp_path: Path, copies: int) -> None:
+def test_a_column_that_differs_apart_from_copies_names_rows(
+    tmp_path: Path, copies: int
+) -> None:
     lines = [f"T{i:05},{i * 37 % 1009 / 7:.3f},{'ab'[i % 2]}" for i in range(1500)]
-    (tmp_path / "t.csv").write_text("\n".join(["transaction_id,amount,label", *lines, *lines[:copies]]))
+    (tmp_path / "t.csv").write_text(
+        "\n".join(["transaction_id,amount,label", *lines, *lines[:copies]])
+    )
     data = rfdlc.load(tmp_path / "t.csv")
     assert data.encoder is not None
     assert data.encoder.features == ("amount",)
-    assert data.encoder.identity == "transaction_id"  # predictions have it, but ids of samples are unique
+    assert (
+        data.encoder.identity == "transaction_id"
+    )  # predictions have it, but ids of samples are unique
     assert data.train.ids is None
     share = f"{1500 / (1500 + copies):.1%}"
-    assert any(f"'transaction_id' has a different value in {share} of the rows" in note for note in data.notes)
+    assert any(
+        f"'transaction_id' has a different value in {share} of the rows" in note
+        for note in data.notes
+    )
 
 
 def visits(tmp_path: Path, name: str, values: list[Any]) -> rfdlc.Dataset:
-    lines = [f"{value},{i * 37 % 10007 / 7:.3f},{'ab'[i % 2]}" for i, value in enumerate(values)]
+    lines = [
+        f"{value},{i * 37 % 10007 / 7:.3f},{'ab'[i % 2]}"
+        for i, value in enumerate(values)
+    ]
     (tmp_path / "t.csv").write_text("\n".join([f"{name},amount,label", *lines]))
     return rfdlc.load(tmp_path / "t.csv")
 
@@ -293,23 +444,44 @@ def visits(tmp_path: Path, name: str, values: list[Any]) -> rfdlc.Dataset:
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("patient_id", [f"P{i // 2}" for i in range(2400)]),  # more texts than there may be categories
+        (
+            "patient_id",
+            [f"P{i // 2}" for i in range(2400)],
+        ),  # more texts than there may be categories
         ("patient_id", [i // 2 for i in range(240)]),
-        ("patient_id", [f"{i // 2}.0" if i % 9 else "" for i in range(240)]),  # whole numbers, as floats
+        (
+            "patient_id",
+            [f"{i // 2}.0" if i % 9 else "" for i in range(240)],
+        ),  # whole numbers, as floats
         ("PatientID", [i % 47 for i in range(4700)]),  # people, in many rows each
         ("customer", [i % 100 for i in range(300)]),
         ("order_id", [i % 100 for i in range(300)]),
         ("case", [*range(300)]),
     ],
 )
-def test_an_identifier_is_never_a_feature(tmp_path: Path, name: str, values: list[Any]) -> None:
+def test_an_identifier_is_never_a_feature(
+    tmp_path: Path, name: str, values: list[Any]
+) -> None:
     repeats = len(set(values)) < len(values)
-    with pytest.warns(UserWarning, match=f"use --groups {name}") if repeats else nullcontext():
+    with (
+        pytest.warns(UserWarning, match=f"use --groups {name}")
+        if repeats
+        else nullcontext()
+    ):
         data = visits(tmp_path, name, values)
     assert data.encoder is not None
     assert data.encoder.features == ("amount",)
     assert data.encoder.identity == (None if repeats else name)
-    assert len([note for note in data.notes if f"'{name}'" in note and "was left out" in note]) == 1
+    assert (
+        len(
+            [
+                note
+                for note in data.notes
+                if f"'{name}'" in note and "was left out" in note
+            ]
+        )
+        == 1
+    )
     if repeats and "" not in values:
         grouped = rfdlc.load(tmp_path / "t.csv", groups=name)
         assert grouped.test is not None
@@ -332,7 +504,9 @@ def test_an_identifier_is_never_a_feature(tmp_path: Path, name: str, values: lis
         ("humid", [i % 90 for i in range(240)]),
     ],
 )
-def test_other_numbers_stay_features(tmp_path: Path, name: str, values: list[Any]) -> None:
+def test_other_numbers_stay_features(
+    tmp_path: Path, name: str, values: list[Any]
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         data = visits(tmp_path, name, values)
@@ -340,20 +514,37 @@ def test_other_numbers_stay_features(tmp_path: Path, name: str, values: list[Any
     assert data.encoder.features == (name, "amount")
 
 
-def test_an_identifier_of_few_kinds_is_a_category_with_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="'store_id' became .*; it looks like an identifier: groups=store_id"):
+def test_an_identifier_of_few_kinds_is_a_category_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    with pytest.warns(
+        UserWarning,
+        match="'store_id' became .*; it looks like an identifier: groups=store_id",
+    ):
         data = visits(tmp_path, "store_id", [f"S{i % 30}" for i in range(3000)])
     assert data.encoder is not None
     assert len(data.encoder.features) == 31
 
 
-@pytest.mark.parametrize("trained", [[True, False], ["true", "false"], ["TRUE", "FALSE"]])
+@pytest.mark.parametrize(
+    "trained", [[True, False], ["true", "false"], ["TRUE", "FALSE"]]
+)
 def test_booleans_may_be_spelt_otherwise(trained: list[Any]) -> None:
     encoder = TableEncoder.fit({"smoker": [*trained, None]})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for yes, no in ((True, False), ("true", "false"), ("TRUE", "FALSE"), ("True", "False"), (1, 0), ("1", "0")):
-            assert encoder.transform({"smoker": [no, yes, None]}).tolist() == np.eye(3).tolist()
+        for yes, no in (
+            (True, False),
+            ("true", "false"),
+            ("TRUE", "FALSE"),
+            ("True", "False"),
+            (1, 0),
+            ("1", "0"),
+        ):
+            assert (
+                encoder.transform({"smoker": [no, yes, None]}).tolist()
+                == np.eye(3).tolist()
+            )
     with pytest.warns(UserWarning, match=r"training did not see \(yes\)"):
         encoder.transform({"smoker": ["yes", "true"]})
     mixed = TableEncoder.fit({"smoker": ["true", "false", "maybe"]})
@@ -362,26 +553,44 @@ def test_booleans_may_be_spelt_otherwise(trained: list[Any]) -> None:
 
 
 def test_codes_with_underscores_are_no_numbers() -> None:
-    assert TableEncoder.fit({"code": ["1_2", "12", "1_2"]}).features == ("code = 12", "code = 1_2")
+    assert TableEncoder.fit({"code": ["1_2", "12", "1_2"]}).features == (
+        "code = 12",
+        "code = 1_2",
+    )
 
 
 def test_a_text_among_numbers_is_missing_and_told(tmp_path: Path) -> None:
-    lines = [f"{'unknown' if i % 9 == 3 else i // 2},{'#N/A' if i == 4 else i},{'ab'[i % 2]}" for i in range(60)]
+    lines = [
+        f"{'unknown' if i % 9 == 3 else i // 2},{'#N/A' if i == 4 else i},{'ab'[i % 2]}"
+        for i in range(60)
+    ]
     (tmp_path / "t.csv").write_text("\n".join(["age,mass,label", *lines]))
     with pytest.warns(
-        UserWarning, match="column 'age' holds numbers; read as missing: 'unknown'; leave such cells empty"
+        UserWarning,
+        match=(
+            "column 'age' holds numbers; read as missing: 'unknown'; leave such cells"
+            " empty"
+        ),
     ):
         data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
     encoder = data.encoder
     assert encoder is not None
     assert encoder.features == ("age", "age is missing", "mass", "mass is missing")
     ages = np.array([np.nan if i % 9 == 3 else i // 2 for i in range(60)])
-    expected = np.stack([np.where(np.isnan(ages), np.nanmedian(ages), ages), np.isnan(ages)], 1)
+    expected = np.stack(
+        [np.where(np.isnan(ages), np.nanmedian(ages), ages), np.isnan(ages)], 1
+    )
     np.testing.assert_array_equal(data.train.inputs[:, :2], expected)
     again = TableEncoder.from_dict(json.loads(json.dumps(encoder.to_dict())))
     rows = {"age": ["7", "unknown", ""], "mass": [1, 2, 3]}
-    assert again.transform(rows)[:, :2].tolist() == [[7, 0], *[[np.nanmedian(ages), 1]] * 2]
-    with pytest.raises(InputError, match="holds numbers in the training data, but here 'unheard of' in row 2"):
+    assert again.transform(rows)[:, :2].tolist() == [
+        [7, 0],
+        *[[np.nanmedian(ages), 1]] * 2,
+    ]
+    with pytest.raises(
+        InputError,
+        match="holds numbers in the training data, but here 'unheard of' in row 2",
+    ):
         again.transform({**rows, "age": ["7", "unheard of", ""]})
     assert [*again.wrong_cells({**rows, "age": ["unknown", "7", "unheard of"]})] == [2]
 
@@ -397,31 +606,53 @@ def test_a_text_among_numbers_is_missing_and_told(tmp_path: Path) -> None:
         b"[",
     ],
 )
-def test_what_pandas_did_not_write_about_a_parquet_file_says_nothing(tmp_path: Path, written: bytes) -> None:
+def test_what_pandas_did_not_write_about_a_parquet_file_says_nothing(
+    tmp_path: Path, written: bytes
+) -> None:
     table = pa.table({"x": [1.0, 2.0] * 20, "target": ["a", "b"] * 20})
-    pq.write_table(table.replace_schema_metadata({b"pandas": written}), tmp_path / "t.parquet")
+    pq.write_table(
+        table.replace_schema_metadata({b"pandas": written}), tmp_path / "t.parquet"
+    )
     encoder = rfdlc.load(tmp_path / "t.parquet").encoder
     assert encoder is not None
     assert encoder.features == ("x",)
 
 
 @pytest.mark.parametrize(
-    "values", [["1", "2", "more"] * 20, [f"{i}" for i in range(1, 60)] + ["A1"], ["007", *"ab", *map(str, range(30))]]
+    "values",
+    [
+        ["1", "2", "more"] * 20,
+        [f"{i}" for i in range(1, 60)] + ["A1"],
+        ["007", *"ab", *map(str, range(30))],
+    ],
 )
-def test_texts_among_few_numbers_or_names_are_no_missing_values(values: list[str]) -> None:
+def test_texts_among_few_numbers_or_names_are_no_missing_values(
+    values: list[str],
+) -> None:
     """Of a few kinds, of numbers that name rows, and of codes."""
     assert stray_texts(values) == ()
-    assert stray_texts([*map(str, range(30)), *map(str, range(30)), "more"]) == ("more",)
+    assert stray_texts([*map(str, range(30)), *map(str, range(30)), "more"]) == (
+        "more",
+    )
 
 
 @pytest.mark.parametrize(
     ("cell", "used"),
-    [("<20", "10, half of the limit"), ("> 500", "500, the limit"), ("\u2264 0,5", "0.25, half of the limit")],
+    [
+        ("<20", "10, half of the limit"),
+        ("> 500", "500, the limit"),
+        ("\u2264 0,5", "0.25, half of the limit"),
+    ],
 )
 def test_a_limit_of_detection_is_told(tmp_path: Path, cell: str, used: str) -> None:
-    fix = f"'{cell}' is a limit of what can be measured: better write a number (for '{cell}' such as {used})"
+    fix = (
+        f"'{cell}' is a limit of what can be measured: better write a number (for"
+        f" '{cell}' such as {used})"
+    )
     for count in (60, 2400):
-        lines = [f'"{cell if i % 5 == 0 else i + 20.5}",{"ab"[i % 2]}' for i in range(count)]
+        lines = [
+            f'"{cell if i % 5 == 0 else i + 20.5}",{"ab"[i % 2]}' for i in range(count)
+        ]
         (tmp_path / "t.csv").write_text("\n".join(["ferritin,label", *lines]))
         with pytest.warns(UserWarning, match="'ferritin' holds numbers") as told:
             data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
@@ -433,7 +664,11 @@ def test_a_limit_of_detection_is_told(tmp_path: Path, cell: str, used: str) -> N
 
 def test_too_many_texts_are_left_out_or_groups() -> None:
     with pytest.raises(
-        InputError, match=r"--drop ward; .* belong together, use --groups ward \(in Python groups='ward'\)$"
+        InputError,
+        match=(
+            r"--drop ward; .* belong together, use --groups ward \(in Python"
+            r" groups='ward'\)$"
+        ),
     ) as told:
         TableEncoder.fit({"ward": [f"w{i}" for i in range(1001)]})
     assert "numbers" not in str(told.value)
@@ -442,8 +677,12 @@ def test_too_many_texts_are_left_out_or_groups() -> None:
 def test_decimal_commas_are_numbers(tmp_path: Path) -> None:
     lines = [f"{i}.5,{'ab'[i % 2]}" for i in range(10)]
     (tmp_path / "points.csv").write_text("\n".join(["size,target", *lines]))
-    (tmp_path / "commas.csv").write_text("\n".join(["size;target", *lines]).replace(",", ";").replace(".", ","))
-    points, commas = (rfdlc.load(tmp_path / f"{name}.csv") for name in ("points", "commas"))
+    (tmp_path / "commas.csv").write_text(
+        "\n".join(["size;target", *lines]).replace(",", ";").replace(".", ",")
+    )
+    points, commas = (
+        rfdlc.load(tmp_path / f"{name}.csv") for name in ("points", "commas")
+    )
     assert commas.encoder == points.encoder
     assert commas.train.array.tolist() == points.train.array.tolist()
 
@@ -472,16 +711,27 @@ def test_row_numbers_that_pandas_wrote_are_no_feature(tmp_path: Path) -> None:
 def test_labels_beside_a_data_frame_are_those_of_a_column() -> None:
     pandas = pytest.importorskip("pandas")
     rng = np.random.default_rng(0)
-    frame = pandas.DataFrame({"age": rng.normal(size=60), "ward": pandas.Categorical(rng.choice(["N", "S"], 60))})
+    frame = pandas.DataFrame(
+        {
+            "age": rng.normal(size=60),
+            "ward": pandas.Categorical(rng.choice(["N", "S"], 60)),
+        }
+    )
     labels = pandas.Series(rng.choice(["ill", "well"], 60))
-    expected, found = rfdlc.load(frame.assign(target=labels), target="target"), rfdlc.load((frame, labels))
+    expected, found = (
+        rfdlc.load(frame.assign(target=labels), target="target"),
+        rfdlc.load((frame, labels)),
+    )
     assert found.encoder == expected.encoder
     assert found.classes == expected.classes
     for name, split in expected.splits.items():
         np.testing.assert_array_equal(found.splits[name].array, split.array)
         np.testing.assert_array_equal(found.splits[name].labels, split.labels)
     parts = {"train": (frame[:40], labels[:40]), "test": (frame[40:], labels[40:])}
-    whole = rfdlc.load(frame.assign(target=labels, split=["train"] * 40 + ["test"] * 20), target="target")
+    whole = rfdlc.load(
+        frame.assign(target=labels, split=["train"] * 40 + ["test"] * 20),
+        target="target",
+    )
     np.testing.assert_array_equal(rfdlc.load(parts).test.array, whole.test.array)
     for wrong, message in (
         ((frame, labels[1:]), r"60 rows and labels of shape \(59,\)"),
@@ -491,13 +741,22 @@ def test_labels_beside_a_data_frame_are_those_of_a_column() -> None:
             "column ward is not in all of them: add",
         ),
         (
-            {"train": parts["train"], "val": (frame[["age"]], labels), "test": parts["test"]},
+            {
+                "train": parts["train"],
+                "val": (frame[["age"]], labels),
+                "test": parts["test"],
+            },
             "column ward is not in all",
         ),
     ):
         with pytest.raises(InputError, match=message):
             rfdlc.load(wrong)
-    with pytest.raises(InputError, match="target 'age' names a column, but labels are given, too: leave one of them"):
+    with pytest.raises(
+        InputError,
+        match=(
+            "target 'age' names a column, but labels are given, too: leave one of them"
+        ),
+    ):
         rfdlc.load((frame, labels), target="age")
 
 
@@ -505,7 +764,13 @@ def test_lists_in_a_data_frame_are_read_as_those_of_a_file(tmp_path: Path) -> No
     pandas = pytest.importorskip("pandas")
     rng = np.random.default_rng(0)
     cells = [row.tolist() for row in rng.normal(size=(40, 3))]
-    frame = pandas.DataFrame({"embedding": cells, "language": rng.choice(["de", "fr"], 40), "label": [*"ab"] * 20})
+    frame = pandas.DataFrame(
+        {
+            "embedding": cells,
+            "language": rng.choice(["de", "fr"], 40),
+            "label": [*"ab"] * 20,
+        }
+    )
     frame.to_parquet(tmp_path / "t.parquet")
     expected = rfdlc.load(tmp_path / "t.parquet")
     assert expected.input_shape == (5,)
@@ -517,22 +782,36 @@ def test_lists_in_a_data_frame_are_read_as_those_of_a_file(tmp_path: Path) -> No
         without = rfdlc.load(own, drop=["embedding"])
         assert without.input_shape == (2,)
         assert "column 'embedding' was left out as asked" in without.notes
-    with pytest.raises(InputError, match="column 'mass' does not exist"):  # it is no list
+    with pytest.raises(
+        InputError, match="column 'mass' does not exist"
+    ):  # it is no list
         rfdlc.load(frame.assign(**{"mass[kg]": 1.0}), drop=["mass"])
     assert expected.encoder is not None
     rows = frame.drop(columns="label")
     for again in (rows, rows.to_dict("list"), rows.to_dict("records")):
-        assert expected.encoder.encode(again).tolist() == expected.encoder.encode(rows).tolist()
+        assert (
+            expected.encoder.encode(again).tolist()
+            == expected.encoder.encode(rows).tolist()
+        )
     np.testing.assert_allclose(expected.encoder.encode(rows)[:, :3], cells, rtol=1e-6)
     for wrong in ([1.0, 2.0], ["x", "y", "z"], [[1.0], [2.0], [3.0]]):
-        told = rf"column 'embedding' holds lists, in row 2 {re.escape(reprlib.repr(wrong))}: expected 3 numbers"
+        told = (
+            r"column 'embedding' holds lists, in row 2"
+            rf" {re.escape(reprlib.repr(wrong))}: expected 3 numbers"
+        )
         ragged = frame.assign(embedding=[cells[0], wrong, *cells[2:]])
         with pytest.raises(
-            InputError, match=rf"{told}, as many as the first has; drop \(--drop\) leaves the column out"
+            InputError,
+            match=(
+                rf"{told}, as many as the first has; drop \(--drop\) leaves the"
+                r" column out"
+            ),
         ):
             rfdlc.load(ragged)
         assert rfdlc.load(ragged, drop=["embedding"]).input_shape == (2,)
-        beside = expected.encoder.encode(rows.assign(tags=ragged["embedding"]))  # what the model does not need
+        beside = expected.encoder.encode(
+            rows.assign(tags=ragged["embedding"])
+        )  # what the model does not need
         assert beside.tolist() == expected.encoder.encode(rows).tolist()
 
 
@@ -541,14 +820,24 @@ def test_missing_lists_and_items_are_missing_numbers(missing: Any) -> None:
     pandas = pytest.importorskip("pandas")
     missing = pandas.NA if missing == "NA" else missing
     cells = [missing, *([float(i), None if i == 5 else 1.0] for i in range(9))]
-    data = rfdlc.load(pandas.DataFrame({"e": cells, "label": [*"ab"] * 5}), test_fraction=0)
+    data = rfdlc.load(
+        pandas.DataFrame({"e": cells, "label": [*"ab"] * 5}), test_fraction=0
+    )
     assert data.encoder is not None
-    assert data.encoder.features == ("e[0]", "e[0] is missing", "e[1]", "e[1] is missing")
+    assert data.encoder.features == (
+        "e[0]",
+        "e[0] is missing",
+        "e[1]",
+        "e[1] is missing",
+    )
     assert data.train.array[:, [1, 3]].sum(axis=0).tolist() == [1, 2]
 
 
 def test_texts_in_lists_of_a_file_are_categories(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"tags": [["01"], [], ["02", "03"]] * 4, "label": [*"ab"] * 6}), tmp_path / "t.parquet")
+    pq.write_table(
+        pa.table({"tags": [["01"], [], ["02", "03"]] * 4, "label": [*"ab"] * 6}),
+        tmp_path / "t.parquet",
+    )
     assert rfdlc.load(tmp_path / "t.parquet").input_shape == (3,)
 
 
@@ -557,13 +846,22 @@ def test_the_split_column_however_it_is_written(path: Path) -> None:
     path.write_text(ROWS.replace("split", "Split"))
     data = rfdlc.load(path)
     assert data.encoder == expected.encoder
-    assert {split: len(part) for split, part in data.splits.items()} == {"train": 3, "val": 1, "test": 1}
+    assert {split: len(part) for split, part in data.splits.items()} == {
+        "train": 3,
+        "val": 1,
+        "test": 1,
+    }
 
 
 def test_a_split_column_that_is_dropped_splits_nothing(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("x,split,y\n" + "".join(f"{i},{i % 3},{'ab'[i % 2]}\n" for i in range(20)))
+    (tmp_path / "t.csv").write_text(
+        "x,split,y\n" + "".join(f"{i},{i % 3},{'ab'[i % 2]}\n" for i in range(20))
+    )
     data = rfdlc.load(tmp_path / "t.csv", drop="split")
-    assert {split: len(part) for split, part in data.splits.items()} == {"train": 16, "test": 4}
+    assert {split: len(part) for split, part in data.splits.items()} == {
+        "train": 16,
+        "test": 4,
+    }
     assert "column 'split' was left out as asked" in data.notes
 
 
@@ -571,13 +869,22 @@ def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     arrays = [pyarrow.array([1, 2]), pyarrow.array([3, 4]), pyarrow.array(["a", "b"])]
-    parquet.write_table(pyarrow.Table.from_arrays(arrays, ["x", "x", "y"]), tmp_path / "t.parquet")
-    for source in (tmp_path / "t.parquet", pandas.DataFrame([[1, 3, "a"]], columns=["x", "x", "y"])):
-        with pytest.raises(InputError, match=r"column 'x' appears more than once|duplicate field names"):
+    parquet.write_table(
+        pyarrow.Table.from_arrays(arrays, ["x", "x", "y"]), tmp_path / "t.parquet"
+    )
+    for source in (
+        tmp_path / "t.parquet",
+        pandas.DataFrame([[1, 3, "a"]], columns=["x", "x", "y"]),
+    ):
+        with pytest.raises(
+            InputError, match=r"column 'x' appears more than once|duplicate field names"
+        ):
             rfdlc.load(source)
 
 
-def test_a_test_part_is_held_out_and_the_encoding_knows_nothing_of_it(tmp_path: Path) -> None:
+def test_a_test_part_is_held_out_and_the_encoding_knows_nothing_of_it(
+    tmp_path: Path,
+) -> None:
     rows = [f"{i},{'ab'[i % 2]},{'pq'[i % 2]}{i // 2}" for i in range(40)]
     (tmp_path / "t.csv").write_text("value,class,kind\n" + "\n".join(rows))
     data = rfdlc.load(tmp_path / "t.csv", target="class", drop=["kind"], seed=2)
@@ -617,51 +924,105 @@ def test_missing_targets(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (ROWS, {"target": "lable"}, "column 'lable' does not exist.*did you mean 'label'"),
+        (
+            ROWS,
+            {"target": "lable"},
+            "column 'lable' does not exist.*did you mean 'label'",
+        ),
         (ROWS, {"groups": "ward"}, "column 'ward' does not exist"),
         (ROWS, {"drop": ["ward"]}, "column 'ward' does not exist"),
-        (ROWS.replace("label", "outcome"), {}, "which column is the class.*patient_id, age"),
+        (
+            ROWS.replace("label", "outcome"),
+            {},
+            "which column is the class.*patient_id, age",
+        ),
         (ROWS + "p7,1,f\n", {}, "line 7: 3 cells, expected 6 as in the first line"),
-        (ROWS.replace("sex", "age"), {}, "column 'age' appears more than once: expected different names"),
+        (
+            ROWS.replace("sex", "age"),
+            {},
+            "column 'age' appears more than once: expected different names",
+        ),
         ("", {}, "is empty: expected a first line with the names of the columns"),
-        (ROWS.replace("val", "later"), {}, "split 'later' in row 5 of column 'split' is unknown"),
-        (ROWS.replace("50", "inf"), {}, "column 'age' has an infinite or too large value in row 3"),
-        (ROWS.replace("50", "1e39"), {}, r"column 'age' has an infinite or too large value in row 3 \(1e39\)"),
+        (
+            ROWS.replace("val", "later"),
+            {},
+            "split 'later' in row 5 of column 'split' is unknown",
+        ),
+        (
+            ROWS.replace("50", "inf"),
+            {},
+            "column 'age' has an infinite or too large value in row 3",
+        ),
+        (
+            ROWS.replace("50", "1e39"),
+            {},
+            r"column 'age' has an infinite or too large value in row 3 \(1e39\)",
+        ),
         (ROWS, {"drop": "age,ward"}, "column 'ward' does not exist"),
         ("label\na\nb\n", {}, "no column is left to learn from"),
         (
             "file,label\na.PNG,a\nb.png,b\n",
             {},
-            r"the file does not exist: expected .*: 2 times \(.*line 2: .*a.PNG; .*line 3: .*b.png\)",
+            (
+                r"the file does not exist: expected .*: 2 times \(.*line 2: .*a.PNG;"
+                r" .*line 3: .*b.png\)"
+            ),
         ),
         ("x,y\n1,a\n2,a\n", {"test_fraction": 0}, "one class"),
-        ("x,y\n" + "".join(f"1,{i}.5\n" for i in range(40)), {}, "expected classes, not measurements"),
+        (
+            "x,y\n" + "".join(f"1,{i}.5\n" for i in range(40)),
+            {},
+            "expected classes, not measurements",
+        ),
         ("x,y\n", {}, "no training sample"),
         (ROWS, {"groups": "label"}, "column 'label' is named twice"),
         (ROWS, {"drop": ["label"]}, "column 'label' is named twice"),
-        ("x,y\n1,1\n2,0\n3,1.0\n", {}, "the target holds '1' and '1.0', which are one number"),
+        (
+            "x,y\n1,1\n2,0\n3,1.0\n",
+            {},
+            "the target holds '1' and '1.0', which are one number",
+        ),
     ],
 )
-def test_wrong_tables_are_named(path: Path, text: str, options: dict, message: str) -> None:
+def test_wrong_tables_are_named(
+    path: Path, text: str, options: dict, message: str
+) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         rfdlc.load(path, **options)
 
 
 @pytest.mark.parametrize("images", [False, True])
-def test_measurements_as_classes_are_not_taken_without_a_word(path: Path, images: bool) -> None:
-    """An error where most numbers are different, a warning where rounding makes them repeat, nothing for levels."""
+def test_measurements_as_classes_are_not_taken_without_a_word(
+    path: Path, images: bool
+) -> None:
+    """An error where most numbers are different, a warning where rounding makes them
+    repeat, nothing for levels.
+    """
     if images:
         Image.new("L", (8, 8)).save(path.with_name("a.png"))
     for count, values in ((40, None), (30, "warns"), (10, "levels")):
-        cells = [f"{'a.png' if images else i},{i % count / 2 + 0.25}" for i in range(40 if values is None else 200)]
+        cells = [
+            f"{'a.png' if images else i},{i % count / 2 + 0.25}"
+            for i in range(40 if values is None else 200)
+        ]
         path.write_text("\n".join([f"{'path' if images else 'x'},y", *cells]))
-        found = pytest.raises(InputError) if values is None else warnings.catch_warnings(record=True)
+        found = (
+            pytest.raises(InputError)
+            if values is None
+            else warnings.catch_warnings(record=True)
+        )
         with found as told:
             warnings.simplefilter("always")
             rfdlc.load(path, target="y")
-        texts = [str(told.value)] if values is None else [str(own.message) for own in told]
-        named = [text for text in texts if f"the target has {count} different fractions: expected classes" in text]
+        texts = (
+            [str(told.value)] if values is None else [str(own.message) for own in told]
+        )
+        named = [
+            text
+            for text in texts
+            if f"the target has {count} different fractions: expected classes" in text
+        ]
         assert len(named) == (values != "levels")
 
 
@@ -676,9 +1037,14 @@ def test_other_wrong_files(path: Path) -> None:
 
 def test_too_many_categories() -> None:
     cells = [f"c{i // 2}" for i in range(2400)]
-    with pytest.raises(InputError, match="column 'city' has 1200 different texts, too many"):
+    with pytest.raises(
+        InputError, match="column 'city' has 1200 different texts, too many"
+    ):
         TableEncoder.fit({"city": cells})
-    both = r"'city' has 1200 .*'last word' has 1200 .*--drop city --drop 'last word'; .* drop=\['city', 'last word'\]"
+    both = (
+        r"'city' has 1200 .*'last word' has 1200 .*--drop city --drop 'last word'; .*"
+        r" drop=\['city', 'last word'\]"
+    )
     with pytest.raises(InputError, match=both):
         TableEncoder.fit({"city": cells, "age": range(2400), "last word": cells})
     assert parse_column("n", [" 1 ", "nan"]).tolist()[0] == 1
@@ -692,17 +1058,30 @@ def test_a_large_offset_leaves_what_differs(tmp_path):
     data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
     code = data.encoder.columns[0]
     assert code.offset == code.median == np.median(seconds)
-    np.testing.assert_array_equal(data.train.array[:, 0], np.array(seconds) - np.median(seconds))
+    np.testing.assert_array_equal(
+        data.train.array[:, 0], np.array(seconds) - np.median(seconds)
+    )
     again = TableEncoder.from_dict(json.loads(json.dumps(data.encoder.to_dict())))
     assert again.transform({"time": [seconds[3]]})[0, 0] == data.train.array[3, 0]
-    old = {key: value for key, value in vars(code).items() if key != "offset"}  # a run folder without offsets
-    assert TableEncoder.from_dict({"columns": [old]}).transform({"time": ["1700000128"]})[0, 0] == 1_700_000_128
+    old = {
+        key: value for key, value in vars(code).items() if key != "offset"
+    }  # a run folder without offsets
+    assert (
+        TableEncoder.from_dict({"columns": [old]}).transform({"time": ["1700000128"]})[
+            0, 0
+        ]
+        == 1_700_000_128
+    )
 
 
 def test_features_that_32_bits_blur_are_told():
     x = np.linspace(0, 1, 20)[:, None] + [[0.0, 1e8]]
     with pytest.warns(
-        UserWarning, match=r"32 bits are too few for feature 1: .* around 1e\+08; subtract its mean first"
+        UserWarning,
+        match=(
+            r"32 bits are too few for feature 1: .* around 1e\+08; subtract its mean"
+            r" first"
+        ),
     ):
         rfdlc.load((x, np.arange(20) % 2))
     with warnings.catch_warnings():
@@ -718,12 +1097,19 @@ def test_features_equal_those_of_scikit_learn() -> None:
     numbers = rng.normal(size=(50, 3))
     numbers[rng.random((50, 3)) < 0.2] = np.nan
     texts = rng.choice(np.array(["a", "b", "c", None], dtype=object), (50, 2))
-    table = {f"n{i}": numbers[:, i] for i in range(3)} | {f"t{i}": texts[:, i] for i in range(2)}
+    table = {f"n{i}": numbers[:, i] for i in range(3)} | {
+        f"t{i}": texts[:, i] for i in range(2)
+    }
     encoder = TableEncoder.fit({name: cells[:30] for name, cells in table.items()})
     imputer = SimpleImputer(strategy="median").fit(numbers[:30])
-    one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(texts[:30])
+    one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(
+        texts[:30]
+    )
     found = encoder.transform(table)
-    assert (found[:, encoder.kinds == "number"] == imputer.transform(numbers).astype(np.float32)).all()
+    assert (
+        found[:, encoder.kinds == "number"]
+        == imputer.transform(numbers).astype(np.float32)
+    ).all()
     assert (found[:, encoder.kinds == "flag"] == np.isnan(numbers)).all()
     assert (found[:, encoder.kinds == "category"] == one_hot.transform(texts)).all()
     for row in range(50):
@@ -738,14 +1124,21 @@ def test_an_encoder_by_hand() -> None:
 
 
 def test_cells_and_names_by_hand() -> None:
-    assert [as_text(cell) for cell in (" NA ", None, float("nan"), 3)] == [None, None, None, "3"]
+    assert [as_text(cell) for cell in (" NA ", None, float("nan"), 3)] == [
+        None,
+        None,
+        None,
+        "3",
+    ]
     assert str(parse_column("age", ["31", "", "4.5"]).tolist()) == "[31.0, nan, 4.5]"
     assert blurred(np.array([1.7e9, 1.7e9 + 60, 1.7e9 + 90]))
     assert not blurred(np.array([1.7e9, 1e8]))
     strays = "; 'unknown' is not a number: such cells may be left empty"
     assert strays_among([*"0123456789", "10", "unknown"]) == strays
     assert strays_among(["1", "2", "more"]) == ""
-    assert [names_rows(name) for name in ("Patient_ID", "PassengerId", "idea", "humid")] == [True, True, False, False]
+    assert [
+        names_rows(name) for name in ("Patient_ID", "PassengerId", "idea", "humid")
+    ] == [True, True, False, False]
 
 
 DATED = """seen,when,note,label
@@ -754,7 +1147,12 @@ DATED = """seen,when,note,label
 ,,soon,a
 2024-01-05,2024-01-04T06:00,2024-01-04,b
 """
-DAYS = [[19723, 19723.5], [19725, 19723.75], [19725, 19723.75], [19727, 19726.25]]  # of January 1st: 19723
+DAYS = [
+    [19723, 19723.5],
+    [19725, 19723.75],
+    [19725, 19723.75],
+    [19727, 19726.25],
+]  # of January 1st: 19723
 
 
 def dated(kind: str, path: Path) -> Any:
@@ -762,8 +1160,15 @@ def dated(kind: str, path: Path) -> Any:
     cells = [line.split(",") for line in DATED.splitlines()[1:]]
     days = [date.fromisoformat(seen) if seen else None for seen, *_ in cells]
     times = [datetime.fromisoformat(when) if when else None for _, when, *_ in cells]
-    aware = [time and (time if time.tzinfo else time.replace(tzinfo=UTC)) for time in times]
-    columns = {"seen": days, "when": aware, "note": [row[2] for row in cells], "label": [row[3] for row in cells]}
+    aware = [
+        time and (time if time.tzinfo else time.replace(tzinfo=UTC)) for time in times
+    ]
+    columns = {
+        "seen": days,
+        "when": aware,
+        "note": [row[2] for row in cells],
+        "label": [row[3] for row in cells],
+    }
     if kind == "csv":
         (path / "t.csv").write_text(DATED)
         return path / "t.csv"
@@ -772,72 +1177,141 @@ def dated(kind: str, path: Path) -> Any:
         pq.write_table(pa.table(columns), path / "t.parquet")
         return path / "t.parquet"
     pandas = pytest.importorskip("pandas")
-    return pandas.DataFrame(columns).astype({"seen": "datetime64[ns]", "when": "datetime64[ns, Asia/Omsk]"})
+    return pandas.DataFrame(columns).astype(
+        {"seen": "datetime64[ns]", "when": "datetime64[ns, Asia/Omsk]"}
+    )
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "frame"])
 def test_dates_are_days_since_1970(tmp_path: Path, kind: str) -> None:
     data = rfdlc.load(dated(kind, tmp_path), test_fraction=0)
     assert data.encoder is not None
-    assert data.encoder.features == ("seen", "seen is missing", "when", "when is missing")  # every note is another
-    assert (data.train.array[:, [0, 2]] + [code.offset for code in data.encoder.columns]).tolist() == DAYS
-    assert data.train.array[:, 1].tolist() == data.train.array[:, 3].tolist() == [0, 0, 1, 0]
-    filled = "1 missing values were filled with the median 2024-01-03 and marked in a feature of their own"
-    assert f"column 'seen': dates became one number, days since 1970-01-01; {filled}" in data.notes
+    assert data.encoder.features == (
+        "seen",
+        "seen is missing",
+        "when",
+        "when is missing",
+    )  # every note is another
+    assert (
+        data.train.array[:, [0, 2]] + [code.offset for code in data.encoder.columns]
+    ).tolist() == DAYS
+    assert (
+        data.train.array[:, 1].tolist()
+        == data.train.array[:, 3].tolist()
+        == [0, 0, 1, 0]
+    )
+    filled = (
+        "1 missing values were filled with the median 2024-01-03 and marked in a"
+        " feature of their own"
+    )
+    assert (
+        f"column 'seen': dates became one number, days since 1970-01-01; {filled}"
+        in data.notes
+    )
     encoder = TableEncoder.from_dict(json.loads(json.dumps(data.encoder.to_dict())))
     assert encoder == data.encoder
     future = np.array(["2031-01-01"], "datetime64[ns]")
-    for seen, when in ((["2031-01-01"], [None]), (future, np.array([""])), (pa.array(future), pa.nulls(1))):
+    for seen, when in (
+        (["2031-01-01"], [None]),
+        (future, np.array([""])),
+        (pa.array(future), pa.nulls(1)),
+    ):
         days = (date(2031, 1, 1) - date(1970, 1, 1)).days
-        assert encoder.transform({"seen": seen, "when": when})[:, [0, 1, 3]].tolist() == [[days, 0, 1]]
+        assert encoder.transform({"seen": seen, "when": when})[
+            :, [0, 1, 3]
+        ].tolist() == [[days, 0, 1]]
     assert (
         encoder.transform({"seen": ["1.1.2031"], "when": [None]}).tolist()
         == encoder.transform({"seen": ["2031-01-01"], "when": [None]}).tolist()
     )
     for wrong in ("soon", "2024", "2024-13-01", "20240101", "1.13.2031", "1.1.31"):
-        with pytest.raises(InputError, match=f"'seen' holds dates in the training data, but here '{wrong}'"):
+        with pytest.raises(
+            InputError,
+            match=f"'seen' holds dates in the training data, but here '{wrong}'",
+        ):
             encoder.transform({"seen": ["2024-01-01", wrong], "when": [None, None]})
 
 
 def test_classes_that_differ_in_spelling_alone_are_named(tmp_path: Path) -> None:
     names = ["No Defect", "no-defect", "1", "-1", "deep"] * 4
-    (tmp_path / "t.csv").write_text("x,class\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names)))
-    with pytest.warns(UserWarning, match="classes 'No Defect', 'no-defect' differ in case"):
-        found = [note for note in rfdlc.load(tmp_path / "t.csv").notes if "spell them alike" in note]
+    (tmp_path / "t.csv").write_text(
+        "x,class\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names))
+    )
+    with pytest.warns(
+        UserWarning, match="classes 'No Defect', 'no-defect' differ in case"
+    ):
+        found = [
+            note
+            for note in rfdlc.load(tmp_path / "t.csv").notes
+            if "spell them alike" in note
+        ]
     assert found == [
-        "classes 'No Defect', 'no-defect' differ in case, spaces or hyphens alone: if they are one class, "
-        "spell them alike"
+        "classes 'No Defect', 'no-defect' differ in case, spaces or hyphens alone: if"
+        " they are one class, spell them alike"
     ]
 
 
 def test_a_text_among_dates_is_told(tmp_path: Path) -> None:
     assert parse_column("year", ["2024", "1999"]).dtype == np.float64
-    assert parse_column("when", ["2024-01-01", "soon", ""]).tolist() == ["2024-01-01", "soon", None]
-    lines = [f"{'soon' if i == 3 else f'2024-01-{i // 2 + 1:02}'},{'ab'[i % 2]}" for i in range(60)]
+    assert parse_column("when", ["2024-01-01", "soon", ""]).tolist() == [
+        "2024-01-01",
+        "soon",
+        None,
+    ]
+    lines = [
+        f"{'soon' if i == 3 else f'2024-01-{i // 2 + 1:02}'},{'ab'[i % 2]}"
+        for i in range(60)
+    ]
     (tmp_path / "t.csv").write_text("\n".join(["when,label", *lines]))
-    with pytest.warns(UserWarning, match="column 'when' became .* one per category; 'soon' is not a date"):
+    with pytest.warns(
+        UserWarning,
+        match="column 'when' became .* one per category; 'soon' is not a date",
+    ):
         rfdlc.load(tmp_path / "t.csv", test_fraction=0)
-    with pytest.raises(InputError, match="'age' holds numbers in the training data, but here '2024-01-01'"):
+    with pytest.raises(
+        InputError,
+        match="'age' holds numbers in the training data, but here '2024-01-01'",
+    ):
         TableEncoder.fit({"age": [1, 2]}).transform({"age": ["2024-01-01"]})
 
 
 def test_dates_as_classes_are_texts(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("x,y\n1,2024-02-01\n2,2024-01-01\n3,2024-02-01\n")
-    assert rfdlc.load(tmp_path / "t.csv", test_fraction=0).classes.names == ("2024-01-01", "2024-02-01")
+    assert rfdlc.load(tmp_path / "t.csv", test_fraction=0).classes.names == (
+        "2024-01-01",
+        "2024-02-01",
+    )
 
 
 def test_a_run_that_has_dates_as_categories_reads_them_so() -> None:
-    old = {"name": "when", "median": None, "offset": 0.0, "flags_missing": False, "counts_missing": False}
-    encoder = TableEncoder.from_dict({"columns": [old | {"categories": ["2024-01-01", "2024-01-02"]}]})
+    old = {
+        "name": "when",
+        "median": None,
+        "offset": 0.0,
+        "flags_missing": False,
+        "counts_missing": False,
+    }
+    encoder = TableEncoder.from_dict(
+        {"columns": [old | {"categories": ["2024-01-01", "2024-01-02"]}]}
+    )
     for cells in (["2024-01-02"], pa.array([date(2024, 1, 2)])):
         assert encoder.transform({"when": cells}).tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize("name", ["nofile.parquet", "folder/nofile", "folder/"])
 def test_a_file_that_is_not_there(name: str) -> None:
-    with pytest.raises(InputError, match=r"^(nofile.parquet|folder/nofile|folder): no such file or folder: correct"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"^(nofile.parquet|folder/nofile|folder): no such file or folder: correct"
+        ),
+    ):
         rfdlc.load(name)
     with pytest.raises(
-        InputError, match=r"'digits' is neither a known data set nor an existing path.*known are .*did you mean"
+        InputError,
+        match=(
+            r"'digits' is neither a known data set nor an existing path.*known are"
+            r" .*did you mean"
+        ),
     ):
         rfdlc.load("digits")

@@ -14,17 +14,31 @@ from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 from rfdlc.decide import fitting
 from rfdlc.decide.calibrators import CALIBRATORS, BiasCorrectedTemperature
 from rfdlc.decide.choosing import FOLDS, grouped_folds
-from rfdlc.decide.fitting import CAUTION, COLDEST, HOTTEST, LOG_T_MEAN, LOG_T_SPREAD, SPREADS, HeldOut, not_held_out
+from rfdlc.decide.fitting import (
+    CAUTION,
+    COLDEST,
+    HOTTEST,
+    LOG_T_MEAN,
+    LOG_T_SPREAD,
+    SPREADS,
+    HeldOut,
+    not_held_out,
+)
 from rfdlc.decide.scores import CorrectedProbabilities
 
 
 def sample(rng, n, prior, sharpness=1.0, separation=2.0):
-    """Labels from `prior`, and logits whose softmax is the true posterior under that prior, times `sharpness`."""
+    """Labels from `prior`, and logits whose softmax is the true posterior under that
+    prior, times `sharpness`.
+    """
     classes = len(prior)
     y = rng.choice(classes, n, p=prior)
     x = rng.normal(size=(n, classes))
     x[np.arange(n), y] += separation
-    return separation * x * sharpness + sharpness * np.log(prior), y  # log p(x|y) + log p(y), up to a constant
+    return (
+        separation * x * sharpness + sharpness * np.log(prior),
+        y,
+    )  # log p(x|y) + log p(y), up to a constant
 
 
 def nll(log_p, y, weights=None):
@@ -32,15 +46,23 @@ def nll(log_p, y, weights=None):
 
 
 def cautious(z, y, weights=None):
-    """The most probable temperature under a Gaussian on log T, and some standard errors more."""
-    size = len(y) if weights is None else weights.sum() ** 2 / (weights**2).sum()  # the effective sample size
+    """The most probable temperature under a Gaussian on log T, and some standard errors
+    more.
+    """
+    size = (
+        len(y) if weights is None else weights.sum() ** 2 / (weights**2).sum()
+    )  # the effective sample size
 
     def loss(s):
         prior = ((s - LOG_T_MEAN) / LOG_T_SPREAD) ** 2 / 2
         return size * nll(log_softmax(z / np.exp(s), axis=1), y, weights) + prior
 
     best = minimize_scalar(loss, bounds=(-2, 2), method="bounded").x
-    return np.exp(best + CAUTION / np.sqrt((loss(best + 0.02) - 2 * loss(best) + loss(best - 0.02)) / 0.02**2))
+    return np.exp(
+        best
+        + CAUTION
+        / np.sqrt((loss(best + 0.02) - 2 * loss(best) + loss(best - 0.02)) / 0.02**2)
+    )
 
 
 def test_temperature_is_the_most_probable_one_and_a_standard_error_more():
@@ -70,7 +92,14 @@ def test_temperature_and_power_are_the_most_probable_ones():
         scores = log_softmax(-((distance / temperature) ** power), axis=1)
         return len(y) * nll(scores, y) + drift / LOG_T_SPREAD**2 / 2
 
-    best = np.exp(minimize(loss, [0.5, 0.1], method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9}).x)
+    best = np.exp(
+        minimize(
+            loss,
+            [0.5, 0.1],
+            method="Nelder-Mead",
+            options={"xatol": 1e-6, "fatol": 1e-9},
+        ).x
+    )
     fitted = CALIBRATORS["power-temperature"].fit(z, y)
     np.testing.assert_allclose([fitted.temperature, fitted.power], best, rtol=1e-3)
 
@@ -80,20 +109,29 @@ def test_a_power_and_what_the_model_leans_to_the_head_are_fitted_together():
     counts = np.array([400, 40, 4])
     z, y = sample(rng, 3000, [1 / 3] * 3, sharpness=2)
     z = z + 0.8 * np.log(counts)  # a model that leans to the head
-    distance, direction = -log_softmax(z, axis=1), np.log(counts).mean() - np.log(counts)
+    distance, direction = (
+        -log_softmax(z, axis=1),
+        np.log(counts).mean() - np.log(counts),
+    )
 
     def loss(parameters):
         temperature, power = np.exp(parameters[:2])
-        drift = ((parameters[0] - LOG_T_MEAN) ** 2 + parameters[1] ** 2) / LOG_T_SPREAD**2 + parameters[2] ** 2
+        drift = (
+            (parameters[0] - LOG_T_MEAN) ** 2 + parameters[1] ** 2
+        ) / LOG_T_SPREAD**2 + parameters[2] ** 2
         scores = -((distance / temperature) ** power) + parameters[2] * direction
         return len(y) * nll(log_softmax(scores, axis=1), y) + drift / 2
 
     options = {"xatol": 1e-6, "fatol": 1e-9, "maxiter": 2000}
     best = minimize(loss, [0.5, 0.1, 0.2], method="Nelder-Mead", options=options).x
     fitted = CALIBRATORS["prior-corrected-power"].fit(z, y, training_counts=counts)
-    np.testing.assert_allclose([fitted.temperature, fitted.power], np.exp(best[:2]), rtol=2e-3)
+    np.testing.assert_allclose(
+        [fitted.temperature, fitted.power], np.exp(best[:2]), rtol=2e-3
+    )
     np.testing.assert_allclose(fitted.bias, best[2] * direction, atol=2e-3)
-    expected = softmax(-((distance / fitted.temperature) ** fitted.power) + fitted.bias, axis=1)
+    expected = softmax(
+        -((distance / fitted.temperature) ** fitted.power) + fitted.bias, axis=1
+    )
     np.testing.assert_allclose(fitted.apply(z), expected, rtol=1e-9)
     np.testing.assert_allclose(fitted.prior, expected.mean(axis=0), atol=0.02)
 
@@ -108,7 +146,10 @@ def test_a_power_mends_what_a_temperature_cannot_and_keeps_the_order():
     for name in ("temperature", "power-temperature"):
         decider = Decider(Utility.one_hot(20), calibration=name).fit(p[held], y[held])
         found = np.asarray(decider.probabilities(p[new]))
-        loss[name], error[name] = nll(np.log(found), y[new]), evaluate(p[new], y[new], decider).ece
+        loss[name], error[name] = (
+            nll(np.log(found), y[new]),
+            evaluate(p[new], y[new], decider).ece,
+        )
         assert (np.argsort(found, axis=1) == np.argsort(p[new], axis=1)).all()
         again = Decider.from_dict(decider.to_dict())
         np.testing.assert_array_equal(np.asarray(again.probabilities(p[new])), found)
@@ -120,11 +161,21 @@ def test_a_power_mends_what_a_temperature_cannot_and_keeps_the_order():
 @pytest.mark.parametrize("name", sorted({*CALIBRATORS} - {"none"}))
 @pytest.mark.parametrize("strength", [0.0, 0.3, 0.5])
 def test_a_weaker_calibration_is_between_all_of_it_and_none(name, strength):
-    """The geometric mean of probabilities, row by row; the class prior that these carry is a geometric mean, too."""
+    """The geometric mean of probabilities, row by row; the class prior that these carry
+    is a geometric mean, too.
+    """
     prior, rng = np.array([0.6, 0.3, 0.1]), np.random.default_rng(9)
     z, y = sample(rng, 900, prior, sharpness=2.5)
-    p, classes = softmax(z, axis=1), Classes(("a", "b", "c"), tuple(map(int, 900 * prior)))
-    decider = Decider(Utility.one_hot(classes), calibration=name, train_prior="train", target_prior=None)
+    p, classes = (
+        softmax(z, axis=1),
+        Classes(("a", "b", "c"), tuple(map(int, 900 * prior))),
+    )
+    decider = Decider(
+        Utility.one_hot(classes),
+        calibration=name,
+        train_prior="train",
+        target_prior=None,
+    )
     full, weak = (decider.fit(p, y, strength=own) for own in (1.0, strength))
     if full.fitted.power != 1:
         assert weak.fitted == full.fitted
@@ -136,7 +187,9 @@ def test_a_weaker_calibration_is_between_all_of_it_and_none(name, strength):
     if full.fitted.prior is None:
         assert weak.fitted.prior is None
     else:
-        mean = np.array(full.fitted.prior) ** strength * np.array(decider.train_prior) ** (1 - strength)
+        mean = np.array(full.fitted.prior) ** strength * np.array(
+            decider.train_prior
+        ) ** (1 - strength)
         np.testing.assert_allclose(weak.effective_prior, mean / mean.sum(), rtol=1e-9)
     again = Decider.from_dict(weak.to_dict())
     np.testing.assert_array_equal(np.asarray(again.probabilities(p)), found)
@@ -144,7 +197,9 @@ def test_a_weaker_calibration_is_between_all_of_it_and_none(name, strength):
 
 
 def test_the_slope_is_that_of_differences_between_scores():
-    """Of W = a I with anything added to all classes alike, which changes no probability, it is a."""
+    """Of W = a I with anything added to all classes alike, which changes no
+    probability, it is a.
+    """
     rng = np.random.default_rng(0)
     assert fitting.slope(0.7) == pytest.approx(fitting.slope(np.full(5, 0.7))) == 0.7
     assert fitting.slope(0.7 * np.eye(5) + rng.normal(size=5)) == pytest.approx(0.7)
@@ -165,13 +220,24 @@ def test_the_strength_of_a_calibration_is_a_share():
 
 def test_a_power_of_one_is_a_temperature():
     z = np.random.default_rng(7).normal(size=(5, 4))
-    same = [CALIBRATORS[name](1.7).apply(z) for name in ("temperature", "power-temperature")]
+    same = [
+        CALIBRATORS[name](1.7).apply(z) for name in ("temperature", "power-temperature")
+    ]
     np.testing.assert_allclose(same[0], same[1], rtol=1e-12)
     with pytest.raises(InputError, match="power -1 cannot be used"):
-        Decider(Utility.one_hot(4), fitted=CALIBRATORS["power-temperature"](1.0, power=-1))
-    with pytest.raises(InputError, match="sum inf: expected finite"):  # 1e-300^-4 is more than a float can hold
-        Decider(Utility.one_hot(4), fitted=CALIBRATORS["power-temperature"](1e-300, power=4.0))
-    with pytest.raises(InputError, match="'prior-corrected-power' needs training counts"):
+        Decider(
+            Utility.one_hot(4), fitted=CALIBRATORS["power-temperature"](1.0, power=-1)
+        )
+    with pytest.raises(
+        InputError, match="sum inf: expected finite"
+    ):  # 1e-300^-4 is more than a float can hold
+        Decider(
+            Utility.one_hot(4),
+            fitted=CALIBRATORS["power-temperature"](1e-300, power=4.0),
+        )
+    with pytest.raises(
+        InputError, match="'prior-corrected-power' needs training counts"
+    ):
         CALIBRATORS["prior-corrected-power"].fit(z, np.arange(5) % 4)
 
 
@@ -192,21 +258,34 @@ def test_bias_corrected_temperature_recovers_scale_and_biases():
     fitted = CALIBRATORS["bias-corrected-temperature"].fit(z - shift, y)
     bias = np.array(fitted.bias)
     assert fitted.temperature == pytest.approx(2, rel=0.05)
-    assert bias - bias.mean() == pytest.approx(shift / 2, abs=0.1)  # scores are divided by 2, so the shift is too
+    assert bias - bias.mean() == pytest.approx(
+        shift / 2, abs=0.1
+    )  # scores are divided by 2, so the shift is too
     assert fitted.prior == pytest.approx([0.5, 0.3, 0.2], abs=0.02)
 
 
 def brute_force(z, y, directions, spread, weights=None):
-    """log T, its standard error, the factors of the directions and minus the log posterior, by general methods."""
+    """log T, its standard error, the factors of the directions and minus the log
+    posterior, by general methods.
+    """
     size = len(y) if weights is None else weights.sum() ** 2 / (weights**2).sum()
 
     def loss(log_t, factors):
         log_p = log_softmax(z / np.exp(log_t) + np.array(factors) @ directions, axis=1)
-        drift = ((log_t - LOG_T_MEAN) / LOG_T_SPREAD) ** 2 + (np.array(factors) ** 2).sum() / spread**2
+        drift = ((log_t - LOG_T_MEAN) / LOG_T_SPREAD) ** 2 + (
+            np.array(factors) ** 2
+        ).sum() / spread**2
         return size * nll(log_p, y, weights) + drift / 2
 
-    best = minimize(lambda x: loss(x[0], x[1:]), np.zeros(1 + len(directions)), options={"gtol": 1e-6})
-    around = [minimize(lambda x, s=s: loss(best.x[0] + s, x), best.x[1:]).fun - best.fun for s in (-0.05, 0.05)]
+    best = minimize(
+        lambda x: loss(x[0], x[1:]),
+        np.zeros(1 + len(directions)),
+        options={"gtol": 1e-6},
+    )
+    around = [
+        minimize(lambda x, s=s: loss(best.x[0] + s, x), best.x[1:]).fun - best.fun
+        for s in (-0.05, 0.05)
+    ]
     return best.x[0], 0.05 / np.sqrt(sum(around)), best.x[1:], best.fun, loss
 
 
@@ -214,7 +293,9 @@ def test_bias_corrected_is_the_most_probable_under_each_spread():
     rng = np.random.default_rng(4)
     z, y = sample(rng, 300, [0.5, 0.3, 0.2], sharpness=2)
     z = log_softmax(z, axis=1)
-    found = HeldOut(z, y)._most_probable(BiasCorrectedTemperature.directions(y, 3), SPREADS)
+    found = HeldOut(z, y)._most_probable(
+        BiasCorrectedTemperature.directions(y, 3), SPREADS
+    )
     for spread, (log_t, error, bias, _) in zip(SPREADS, found, strict=True):
         expected = brute_force(z, y, np.eye(3), spread)
         assert (log_t, error) == pytest.approx(expected[:2], rel=0.01)
@@ -228,17 +309,26 @@ def test_spreads_of_biases_are_as_probable_as_integrals_over_the_parameters_say(
     direction = np.log(counts).mean() - np.log(counts)
     evidence, log_ts, factors = [], [], []
     for spread in SPREADS:
-        log_t, error, factor, least, loss = brute_force(z, y, direction[None], spread, weights)
+        log_t, error, factor, least, loss = brute_force(
+            z, y, direction[None], spread, weights
+        )
         log_ts.append(log_t + CAUTION * error)
         factors.append(factor[0])
         grid = np.exp(
-            [[least - loss(t, [d]) for t in log_t + np.linspace(-0.5, 0.5, 41)] for d in np.linspace(-1, 1, 161)]
+            [
+                [least - loss(t, [d]) for t in log_t + np.linspace(-0.5, 0.5, 41)]
+                for d in np.linspace(-1, 1, 161)
+            ]
         )
         evidence.append(np.log(grid.sum() / spread) - least)
-    probable = np.exp(evidence - np.max(evidence)) / np.exp(evidence - np.max(evidence)).sum()
+    probable = (
+        np.exp(evidence - np.max(evidence)) / np.exp(evidence - np.max(evidence)).sum()
+    )
     assert probable.min() > 0.05
     assert probable.max() < 0.9
-    fitted = CALIBRATORS["prior-corrected-temperature"].fit(z, y, training_counts=counts, balanced=True)
+    fitted = CALIBRATORS["prior-corrected-temperature"].fit(
+        z, y, training_counts=counts, balanced=True
+    )
     assert fitted.temperature == pytest.approx(np.exp(probable @ log_ts), rel=0.01)
     assert fitted.bias == pytest.approx(probable @ factors * direction, abs=0.01)
 
@@ -249,13 +339,20 @@ def test_biases_are_as_large_as_held_out_samples_say():
         rng = np.random.default_rng(seed)
         for size, shift in ((50, np.zeros(4)), (500, np.array([1.0, -1.0, 1.0, -1.0]))):
             z, y = sample(rng, size, [0.4, 0.3, 0.2, 0.1], sharpness=2)
-            bias = np.array(CALIBRATORS["bias-corrected-temperature"].fit(z - 2 * shift, y).bias)
+            bias = np.array(
+                CALIBRATORS["bias-corrected-temperature"].fit(z - 2 * shift, y).bias
+            )
             found.append(np.abs(bias - bias.mean() - shift).mean())
-    assert np.mean(found[::2]) < 0.12  # none: unit Gaussians on the biases leave twice as much
+    assert (
+        np.mean(found[::2]) < 0.12
+    )  # none: unit Gaussians on the biases leave twice as much
     assert np.mean(found[1::2]) < 0.25
 
 
-@pytest.mark.parametrize("basis", [None, np.array([[1.0, -0.5, 0.2, 0.0]]), np.eye(4)[[0, 2]], np.zeros((0, 4))])
+@pytest.mark.parametrize(
+    "basis",
+    [None, np.array([[1.0, -0.5, 0.2, 0.0]]), np.eye(4)[[0, 2]], np.zeros((0, 4))],
+)
 @pytest.mark.parametrize("trust", [0.0, 0.3])
 def test_loss_and_misfit_have_the_derivatives_of_finite_differences(basis, trust):
     rng = np.random.default_rng(3)
@@ -269,29 +366,50 @@ def test_loss_and_misfit_have_the_derivatives_of_finite_differences(basis, trust
     def naive(parameters):
         scores = z * np.exp(-parameters[0]) + parameters[1:] @ spanned
         mean = held_out.weights @ held_out.reweighted(scores)
-        likelihood = nll(log_softmax(scores + held_out.offset, axis=1), y, held_out.weights)
+        likelihood = nll(
+            log_softmax(scores + held_out.offset, axis=1), y, held_out.weights
+        )
         return likelihood + trust * ((mean / prior - 1) ** 2 / variance).sum() / 2
 
     def expansion(parameters):
-        return held_out.expansion(parameters[0], parameters[1:] @ spanned, trust, variance, basis)
+        return held_out.expansion(
+            parameters[0], parameters[1:] @ spanned, trust, variance, basis
+        )
 
     value, slopes, curvature = expansion(at)
     assert value == pytest.approx(naive(at))
-    for step, slope, bent in zip(1e-5 * np.eye(len(at)), slopes, curvature, strict=True):
-        assert slope == pytest.approx((naive(at + step) - naive(at - step)) / 2e-5, rel=1e-5, abs=1e-8)
-        assert bent == pytest.approx((expansion(at + step)[1] - expansion(at - step)[1]) / 2e-5, rel=1e-5, abs=1e-8)
+    for step, slope, bent in zip(
+        1e-5 * np.eye(len(at)), slopes, curvature, strict=True
+    ):
+        assert slope == pytest.approx(
+            (naive(at + step) - naive(at - step)) / 2e-5, rel=1e-5, abs=1e-8
+        )
+        assert bent == pytest.approx(
+            (expansion(at + step)[1] - expansion(at - step)[1]) / 2e-5,
+            rel=1e-5,
+            abs=1e-8,
+        )
 
 
-@pytest.mark.parametrize("sharpness", [0.4, 2.0, 8.0])  # where the start is not convex, too
+@pytest.mark.parametrize(
+    "sharpness", [0.4, 2.0, 8.0]
+)  # where the start is not convex, too
 @pytest.mark.parametrize("train_prior", [None, np.array([0.7, 0.2, 0.1])])
-def test_newton_finds_the_optimum_of_a_quasi_newton_method(monkeypatch, sharpness, train_prior):
+def test_newton_finds_the_optimum_of_a_quasi_newton_method(
+    monkeypatch, sharpness, train_prior
+):
     z, y = sample(np.random.default_rng(14), 60, [0.4, 0.3, 0.3], sharpness)
     held_out = HeldOut(log_softmax(z, axis=1), y, train_prior=train_prior)
     directions = BiasCorrectedTemperature.directions(y, 3)
-    found, matrix = held_out._most_probable(directions, SPREADS), held_out.matrix_and_bias()
+    found, matrix = (
+        held_out._most_probable(directions, SPREADS),
+        held_out.matrix_and_bias(),
+    )
     monkeypatch.setattr(fitting, "MOST_NEWTON", -1)
     monkeypatch.setattr(fitting, "MOST_ENTRIES", -1)
-    for exact, other in zip(found, held_out._most_probable(directions, SPREADS), strict=True):
+    for exact, other in zip(
+        found, held_out._most_probable(directions, SPREADS), strict=True
+    ):
         assert exact[0] == pytest.approx(other[0], abs=1e-5)
         assert exact[1] == pytest.approx(other[1], rel=0.01)  # by differences there
         assert exact[2] == pytest.approx(other[2], abs=1e-5)
@@ -303,9 +421,13 @@ def test_newton_finds_the_optimum_of_a_quasi_newton_method(monkeypatch, sharpnes
 def test_prior_corrected_temperature_finds_how_far_a_model_leans_to_the_head():
     rng = np.random.default_rng(11)
     z, y = sample(rng, 20_000, np.full(4, 0.25), sharpness=2)
-    counts = np.array([1000, 200, 50, 0])  # a class without training samples counts as if it had one
+    counts = np.array(
+        [1000, 200, 50, 0]
+    )  # a class without training samples counts as if it had one
     lean = 0.4 * np.log(np.maximum(counts, 1))
-    fitted = CALIBRATORS["prior-corrected-temperature"].fit(z + 2 * lean, y, training_counts=counts)
+    fitted = CALIBRATORS["prior-corrected-temperature"].fit(
+        z + 2 * lean, y, training_counts=counts
+    )
     bias = np.array(fitted.bias)
     assert fitted.temperature == pytest.approx(2, rel=0.05)
     assert bias - bias[0] == pytest.approx(lean[0] - lean, abs=0.15)
@@ -323,7 +445,9 @@ def test_prior_corrected_temperature_needs_training_counts():
 def test_absent_classes_are_no_obstacle(kind, balanced):
     rng = np.random.default_rng(5)
     z, y = sample(rng, 400, [0.5, 0.3, 0.2])
-    z = np.column_stack([z, rng.normal(size=(400, 2))])  # two classes that the held-out part lacks
+    z = np.column_stack(
+        [z, rng.normal(size=(400, 2))]
+    )  # two classes that the held-out part lacks
     fitted = CALIBRATORS[kind].fit(z, y, balanced=balanced)
     assert np.isfinite(fitted.temperature)
     if fitted.bias is not None:
@@ -332,7 +456,9 @@ def test_absent_classes_are_no_obstacle(kind, balanced):
 
 
 def without_the_last_class(size=3000):
-    """Logits of five classes, twice too large, and labels without the last; the prior of the other four."""
+    """Logits of five classes, twice too large, and labels without the last; the prior
+    of the other four.
+    """
     rng, prior = np.random.default_rng(3), np.array([0.5, 0.3, 0.12, 0.07, 0.01])
     log_p = log_softmax(rng.normal(0, 1.5, (size, 5)) + np.log(prior), axis=1)
     y = (softmax(log_p, axis=1).cumsum(axis=1) < rng.random((size, 1))).sum(axis=1)
@@ -340,11 +466,21 @@ def without_the_last_class(size=3000):
     return 2 * log_p[kept], y[kept], np.append(prior[:4] / prior[:4].sum(), 0)
 
 
-@pytest.mark.parametrize("kind", ["temperature", "bias-corrected-temperature", "power-temperature", "matrix-scaling"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "temperature",
+        "bias-corrected-temperature",
+        "power-temperature",
+        "matrix-scaling",
+    ],
+)
 def test_a_class_without_share_and_samples_takes_no_part(kind):
     logits, y, prior = without_the_last_class()
     log_p = log_softmax(logits, axis=1)
-    own = log_p if kind == "matrix-scaling" else log_softmax(logits[:, :4], axis=1)  # only matrices see the scale
+    own = (
+        log_p if kind == "matrix-scaling" else log_softmax(logits[:, :4], axis=1)
+    )  # only matrices see the scale
     found = CALIBRATORS[kind].fit(log_p, y, train_prior=prior)
     alone = CALIBRATORS[kind].fit(own[:, :4], y, train_prior=prior[:4])
     for each, expected in zip(found.as_affine(), alone.as_affine(), strict=True):
@@ -362,8 +498,13 @@ def test_a_decider_warns_of_a_class_without_share_and_calibrates_the_others(kind
     with pytest.warns(UserWarning, match="held-out samples have none of 4") as told:
         fitted = decider.fit(logits, y, logits=True)
     assert len(told) == 1
-    true = softmax(logits / 2, axis=1)  # the last class too: its logit is as much too large
-    assert np.abs(np.asarray(fitted.probabilities(logits, logits=True)) - true).mean() < 0.01
+    true = softmax(
+        logits / 2, axis=1
+    )  # the last class too: its logit is as much too large
+    assert (
+        np.abs(np.asarray(fitted.probabilities(logits, logits=True)) - true).mean()
+        < 0.01
+    )
     with pytest.raises(InputError, match="training prior of 4 is 0"):
         fitted.replace(target_prior="uniform").decide(logits, logits=True)
 
@@ -372,17 +513,23 @@ def test_held_out_samples_of_a_class_without_share_are_fitted_as_they_are():
     logits, y, prior = without_the_last_class()
     y = np.where(np.arange(len(y)) < 20, 4, y)
     found = CALIBRATORS["temperature"].fit(logits, y, train_prior=prior)
-    assert 1.7 < found.temperature < 2.2  # 2 is true, but for the labels that were changed
+    assert (
+        1.7 < found.temperature < 2.2
+    )  # 2 is true, but for the labels that were changed
 
 
 def test_auto_with_one_sample_or_without_weight_is_a_temperature():
     one = Decider(Utility.one_hot(3)).fit([[0.5, 0.3, 0.2]], [0]).fitted
     assert one.losses == {}  # with one candidate, nothing is cross-validated
     assert str(one).endswith("(too few samples or groups to choose)")
-    weights = np.where(np.arange(300) % 5 < 1, 1.0, 0.0)  # of every fifth sample, which would all be in one fold
+    weights = np.where(
+        np.arange(300) % 5 < 1, 1.0, 0.0
+    )  # of every fifth sample, which would all be in one fold
     z, y = sample(np.random.default_rng(6), 300, np.full(3, 1 / 3), sharpness=2)
     order = np.argsort(y, kind="stable")
-    weighted = CALIBRATORS["auto"].fit(log_softmax(z[order], axis=1), y[order], sample_weight=weights)
+    weighted = CALIBRATORS["auto"].fit(
+        log_softmax(z[order], axis=1), y[order], sample_weight=weights
+    )
     alone = CALIBRATORS["auto"].fit(log_softmax(z[order][::5], axis=1), y[order][::5])
     assert weighted.weights == pytest.approx(alone.weights)
     for found, expected in zip(weighted.as_affine(), alone.as_affine(), strict=True):
@@ -393,9 +540,13 @@ def test_auto_does_not_depend_on_the_order_of_the_classes():
     z, y = sample(np.random.default_rng(7), 150, [0.5, 0.3, 0.2], sharpness=2)
     turned = np.array([2, 0, 1])  # class c becomes turned[c]
     found = CALIBRATORS["auto"].fit(log_softmax(z, axis=1), y)
-    other = CALIBRATORS["auto"].fit(log_softmax(z[:, np.argsort(turned)], axis=1), turned[y])
+    other = CALIBRATORS["auto"].fit(
+        log_softmax(z[:, np.argsort(turned)], axis=1), turned[y]
+    )
     assert other.weights == pytest.approx(found.weights, abs=1e-4)
-    assert other.apply(z[:, np.argsort(turned)])[:, turned] == pytest.approx(found.apply(z), abs=1e-4)
+    assert other.apply(z[:, np.argsort(turned)])[:, turned] == pytest.approx(
+        found.apply(z), abs=1e-4
+    )
 
 
 def test_a_few_samples_that_are_all_right_do_not_make_a_model_certain():
@@ -405,13 +556,17 @@ def test_a_few_samples_that_are_all_right_do_not_make_a_model_certain():
 
 def test_a_broken_model_stays_within_bounds_and_is_warned_of():
     z = np.eye(3)[np.arange(3000) % 3] * 2
-    with pytest.warns(UserWarning, match="temperature 112.* is unusual .below 0.05 or above 20"):
+    with pytest.warns(
+        UserWarning, match="temperature 112.* is unusual .below 0.05 or above 20"
+    ):
         fitted = CALIBRATORS["temperature"].fit(z, (np.arange(3000) + 1) % 3)
     assert COLDEST <= fitted.temperature <= HOTTEST
 
 
 def test_zero_probabilities_are_no_obstacle():
-    decider = Decider(Utility.one_hot(2)).fit([[1, 0], [0, 1], [1, 0], [0, 1], [0.5, 0.5], [1, 0]], [0, 1, 0, 1, 0, 1])
+    decider = Decider(Utility.one_hot(2)).fit(
+        [[1, 0], [0, 1], [1, 0], [0, 1], [0.5, 0.5], [1, 0]], [0, 1, 0, 1, 0, 1]
+    )
     assert np.isfinite(decider.probabilities([[1, 0], [0, 1]])).all()
 
 
@@ -439,7 +594,9 @@ def test_em_agrees_with_bbse_after_fitting(shifted):
     z, _ = shifted
     held_out, y = sample(rng, 20_000, TRAIN)
     for kind in ("temperature", "bias-corrected-temperature"):
-        decider = Decider(Utility.one_hot(4), calibration=kind, train_prior=TRAIN).fit(held_out, y, logits=True)
+        decider = Decider(Utility.one_hot(4), calibration=kind, train_prior=TRAIN).fit(
+            held_out, y, logits=True
+        )
         estimate = decider.estimate_prior(z, logits=True)
         assert np.abs(estimate.prior - TARGET).sum() / 2 < 0.02
         assert np.abs(estimate.check - TARGET).sum() / 2 < 0.04
@@ -449,7 +606,9 @@ def test_em_agrees_with_bbse_after_fitting(shifted):
 def test_a_wrong_training_prior_is_warned_of(shifted):
     rng = np.random.default_rng(8)
     held_out, y = sample(rng, 20_000, TRAIN)
-    mistaken = Decider(Utility.one_hot(4), train_prior="uniform").fit(held_out, y, logits=True)
+    mistaken = Decider(Utility.one_hot(4), train_prior="uniform").fit(
+        held_out, y, logits=True
+    )
     with pytest.warns(UserWarning, match="by likelihood and BBSE.*differ by"):
         mistaken.estimate_prior(shifted[0], logits=True)
 
@@ -459,7 +618,10 @@ def test_an_estimate_stays_behind_the_target_prior_that_it_gave(shifted):
     estimate = decider.estimate_prior(shifted[0][:500], logits=True)
     estimated = decider.replace(target_prior=estimate)
     assert estimated.estimate is estimate
-    assert estimated.replace(rule="argmax").replace(utility=Utility.one_hot(4)).estimate is estimate
+    assert (
+        estimated.replace(rule="argmax").replace(utility=Utility.one_hot(4)).estimate
+        is estimate
+    )
     assert "estimated" in estimated.replace(rule="argmax").decided_for
     for other in (None, "uniform"):
         assert estimated.replace(target_prior=other).estimate is None
@@ -467,11 +629,20 @@ def test_an_estimate_stays_behind_the_target_prior_that_it_gave(shifted):
 
 def test_correction_equals_bayes_rule(shifted):
     z, y = shifted
-    corrected = Decider(Utility.one_hot(4), train_prior=TRAIN, target_prior=TARGET).probabilities(z, logits=True)
+    corrected = Decider(
+        Utility.one_hot(4), train_prior=TRAIN, target_prior=TARGET
+    ).probabilities(z, logits=True)
     naive = softmax(z, axis=1) * TARGET / TRAIN
-    assert np.asarray(corrected) == pytest.approx(naive / naive.sum(1, keepdims=True), abs=1e-12)
+    assert np.asarray(corrected) == pytest.approx(
+        naive / naive.sum(1, keepdims=True), abs=1e-12
+    )
     plain = evaluate(z, y, utility=Utility.one_hot(4), logits=True).accuracy
-    better = evaluate(z, y, Decider(Utility.one_hot(4), train_prior=TRAIN, target_prior=TARGET), logits=True).accuracy
+    better = evaluate(
+        z,
+        y,
+        Decider(Utility.one_hot(4), train_prior=TRAIN, target_prior=TARGET),
+        logits=True,
+    ).accuracy
     assert better > plain + 0.05
 
 
@@ -492,14 +663,20 @@ class TestNeverTwice:
             lambda p: evaluate(p, [0] * len(p)),
         ):
             for given in (corrected, piece, corrected[None]):
-                with pytest.raises(InputError, match="a second time would distort them"):
+                with pytest.raises(
+                    InputError, match="a second time would distort them"
+                ):
                     use(given)
 
     def test_fitting_and_estimating_again_start_anew(self, shifted):
         z, _ = shifted
         held_out, y = sample(np.random.default_rng(10), 5000, TRAIN)
-        once = Decider(Utility.one_hot(4), train_prior=TRAIN).fit(held_out, y, logits=True)
-        twice = Decider(Utility.one_hot(4), train_prior=TRAIN).fit(held_out, y, logits=True)
+        once = Decider(Utility.one_hot(4), train_prior=TRAIN).fit(
+            held_out, y, logits=True
+        )
+        twice = Decider(Utility.one_hot(4), train_prior=TRAIN).fit(
+            held_out, y, logits=True
+        )
         twice.fit(held_out, y, logits=True)
         assert once.fitted == twice.fitted
         first = once.replace(target_prior=once.estimate_prior(z, logits=True))
@@ -508,18 +685,30 @@ class TestNeverTwice:
 
     def test_uniform_after_reweighting_is_left_alone(self):
         p = np.array([[0.4, 0.3, 0.2, 0.1]])
-        same = Decider(Utility.one_hot(4), train_prior="uniform", target_prior="uniform").probabilities(p)
+        same = Decider(
+            Utility.one_hot(4), train_prior="uniform", target_prior="uniform"
+        ).probabilities(p)
         assert np.asarray(same) == pytest.approx(p)
 
     def test_biases_take_the_prior_of_held_out_data_into_account(self):
         rng = np.random.default_rng(11)
         z, y = sample(rng, 20_000, np.full(4, 0.25))
-        biased = z + np.log(TRAIN)  # a model trained on the long tail, its biases fitted on balanced held-out data
+        biased = z + np.log(
+            TRAIN
+            # a model trained on the long tail, its biases fitted on balanced held-out
+            # data
+        )
         for given, carried in ((TRAIN, TRAIN), (None, np.full(4, 0.25))):
-            decider = Decider(Utility.one_hot(4), calibration="bias-corrected-temperature", train_prior=given)
+            decider = Decider(
+                Utility.one_hot(4),
+                calibration="bias-corrected-temperature",
+                train_prior=given,
+            )
             fitted = decider.fit(biased, y, logits=True)
             assert fitted.effective_prior == pytest.approx(carried, abs=0.01)
-            p = fitted.replace(target_prior="uniform").probabilities(biased, logits=True)
+            p = fitted.replace(target_prior="uniform").probabilities(
+                biased, logits=True
+            )
             assert np.asarray(p) == pytest.approx(softmax(z, axis=1), abs=0.05)
 
     def test_the_training_prior_must_be_said(self):
@@ -529,7 +718,11 @@ class TestNeverTwice:
             Decider(Utility.one_hot(4), target_prior="uniform").fit(np.eye(4), range(4))
         with pytest.raises(InputError, match="needs the training prior"):
             Decider(Utility.one_hot(4)).estimate_prior([[0.25] * 4])
-        unfitted = Decider(Utility.one_hot(4), target_prior="uniform", calibration="bias-corrected-temperature")
+        unfitted = Decider(
+            Utility.one_hot(4),
+            target_prior="uniform",
+            calibration="bias-corrected-temperature",
+        )
         with pytest.raises(InputError, match="needs the training prior"):
             unfitted.decide([[0.25] * 4])
 
@@ -550,7 +743,13 @@ def test_the_mark_goes_with_slices_but_not_with_other_numbers():
         ([0.5, 0.5, -0.1, 0.1], "shares of 0 or more"),
         ([0, 0, 0, 0], "not all 0"),
         ([np.nan, 1, 1, 1], "shares of 0 or more"),
-        ([0.5] * 4, "target_prior sums to 2: expected shares that sum to 1, percentages that sum to 100, or counts"),
+        (
+            [0.5] * 4,
+            (
+                "target_prior sums to 2: expected shares that sum to 1, percentages"
+                " that sum to 100, or counts"
+            ),
+        ),
         ({"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.05}, "sums to 0.65"),
         ({"a": 1, "b": 1, "c": 1}, "no share for d"),
         ({"a": 1, "b": 1, "c": 1, "e": 1}, "class 'e' is not a class"),
@@ -558,33 +757,51 @@ def test_the_mark_goes_with_slices_but_not_with_other_numbers():
 )
 def test_bad_priors(prior, message):
     with pytest.raises(InputError, match=message):
-        Decider(Utility.one_hot(list("abcd")), train_prior="uniform", target_prior=prior)
+        Decider(
+            Utility.one_hot(list("abcd")), train_prior="uniform", target_prior=prior
+        )
 
 
-@pytest.mark.parametrize("prior", [[20, 30, 0, 50], [0.2, 0.3, 0, 0.5], [2, 3, 0, 5], [0.198, 0.297, 0, 0.495]])
+@pytest.mark.parametrize(
+    "prior",
+    [[20, 30, 0, 50], [0.2, 0.3, 0, 0.5], [2, 3, 0, 5], [0.198, 0.297, 0, 0.495]],
+)
 def test_priors_are_shares_percentages_or_counts(prior):
-    decider = Decider(Utility.one_hot(list("abcd")), train_prior="uniform", target_prior=prior)
+    decider = Decider(
+        Utility.one_hot(list("abcd")), train_prior="uniform", target_prior=prior
+    )
     np.testing.assert_allclose(decider.target_prior, [0.2, 0.3, 0, 0.5])
 
 
 def test_a_class_that_was_never_trained_cannot_be_corrected_for():
     classes = Classes.from_counts({"a": 5, "b": 0})
-    decider = Decider(Utility.one_hot(classes), train_prior="train", target_prior="uniform")
+    decider = Decider(
+        Utility.one_hot(classes), train_prior="train", target_prior="uniform"
+    )
     with pytest.raises(InputError, match="training prior of b is 0"):
         decider.decide([[0.5, 0.5]])
 
 
 def sites(rng, count, each, shift, common=0.0):
-    """Samples of sites: each site has class frequencies of its own, and distorts logits in its own way."""
+    """Samples of sites: each site has class frequencies of its own, and distorts logits
+    in its own way.
+    """
     classes, scores, labels = 6, [], []
     shared = np.eye(classes) + common * np.roll(np.eye(classes), 1, axis=1)
     for _ in range(count):
         y = rng.choice(classes, each, p=rng.dirichlet(np.ones(classes)))
         x = rng.normal(size=(each, classes))
         x[np.arange(each), y] += 2
-        scores.append(x @ (shared + 0.3 * shift * rng.normal(size=shared.shape)) + shift * rng.normal(size=classes))
+        scores.append(
+            x @ (shared + 0.3 * shift * rng.normal(size=shared.shape))
+            + shift * rng.normal(size=classes)
+        )
         labels.append(y)
-    return np.concatenate(scores), np.concatenate(labels), np.repeat([f"site {g}" for g in range(count)], each)
+    return (
+        np.concatenate(scores),
+        np.concatenate(labels),
+        np.repeat([f"site {g}" for g in range(count)], each),
+    )
 
 
 @pytest.mark.parametrize("count", [3, 15])
@@ -592,61 +809,105 @@ def test_auto_by_groups_is_better_on_new_groups(count):
     auto, gained = Decider(Utility.one_hot(6)), []
     for seed in range(5):
         rng = np.random.default_rng(seed)
-        (x, y, groups), (new, new_y, _) = sites(rng, count, 60, 1.5), sites(rng, 40, 50, 1.5)
-        leaking, grouped = (auto.fit(x, y, logits=True, groups=own) for own in (None, groups))
-        assert leaking.fitted.weights["matrix-scaling"] > 0.9  # it knows the sites, which are in all folds
+        (x, y, groups), (new, new_y, _) = (
+            sites(rng, count, 60, 1.5),
+            sites(rng, 40, 50, 1.5),
+        )
+        leaking, grouped = (
+            auto.fit(x, y, logits=True, groups=own) for own in (None, groups)
+        )
+        assert (
+            leaking.fitted.weights["matrix-scaling"] > 0.9
+        )  # it knows the sites, which are in all folds
         assert grouped.fitted.weights.get("matrix-scaling", 0) < 0.1
-        losses = [nll(np.log(each.probabilities(new, logits=True)), new_y) for each in (leaking, grouped)]
+        losses = [
+            nll(np.log(each.probabilities(new, logits=True)), new_y)
+            for each in (leaking, grouped)
+        ]
         gained.append(losses[0] - losses[1])
     assert min(gained) > 0.05  # nats
 
 
 def test_auto_by_groups_still_finds_what_all_groups_share():
     x, y, groups = sites(np.random.default_rng(0), 20, 60, 0.0, common=0.9)
-    assert Decider(Utility.one_hot(6)).fit(x, y, logits=True, groups=groups).fitted.weights["matrix-scaling"] > 0.9
+    assert (
+        Decider(Utility.one_hot(6))
+        .fit(x, y, logits=True, groups=groups)
+        .fitted.weights["matrix-scaling"]
+        > 0.9
+    )
 
 
 def test_one_group_gives_a_temperature_and_groups_are_one_per_sample():
     x, y, groups = sites(np.random.default_rng(0), 1, 300, 1.5)
     auto = Decider(Utility.one_hot(6))
-    assert auto.fit(x, y, logits=True, groups=groups).fitted.weights == {"temperature": 1.0}
-    with pytest.raises(InputError, match=r"groups have shape \(299,\): expected one label per sample, \(300,\)"):
+    assert auto.fit(x, y, logits=True, groups=groups).fitted.weights == {
+        "temperature": 1.0
+    }
+    with pytest.raises(
+        InputError,
+        match=r"groups have shape \(299,\): expected one label per sample, \(300,\)",
+    ):
         auto.fit(x, y, logits=True, groups=groups[1:])
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_folds_keep_groups_whole_and_are_stratified(seed):
     rng = np.random.default_rng(seed)
-    groups, y = rng.integers(0, rng.integers(2, 80), 400), rng.choice(4, 400, p=[0.6, 0.2, 0.15, 0.05])
+    groups, y = (
+        rng.integers(0, rng.integers(2, 80), 400),
+        rng.choice(4, 400, p=[0.6, 0.2, 0.15, 0.05]),
+    )
     fold = grouped_folds(y, groups)
     count = min(FOLDS, len(np.unique(groups)))
     assert sorted(set(fold)) == list(range(count))
     assert all(len(set(fold[groups == g])) == 1 for g in groups)
     if len(np.unique(groups)) > 40:
-        shares = np.array([np.bincount(y[fold == k], minlength=4) for k in range(count)]) / np.bincount(y)
+        shares = np.array(
+            [np.bincount(y[fold == k], minlength=4) for k in range(count)]
+        ) / np.bincount(y)
         assert np.abs(shares - 1 / count).max() < 0.12
 
 
 def with_and_without_the_rarest(size=3000):
-    """Probabilities, 1.5 times too sure, of seven classes, their labels, the posterior, and what is not of class 5."""
-    rng, prior = np.random.default_rng(8), np.array([0.55, 0.2, 0.1, 0.06, 0.045, 0.025, 0.02])
+    """Probabilities, 1.5 times too sure, of seven classes, their labels, the posterior,
+    and what is not of class 5.
+    """
+    rng, prior = (
+        np.random.default_rng(8),
+        np.array([0.55, 0.2, 0.1, 0.06, 0.045, 0.025, 0.02]),
+    )
     centres, y = rng.normal(0, 1.1, (7, 5)), rng.choice(7, size, p=prior)
     x = centres[y] + rng.normal(size=(size, 5))
-    log_p = log_softmax(np.log(prior) - ((x[:, None] - centres) ** 2).sum(axis=2) / 2, axis=1)
+    log_p = log_softmax(
+        np.log(prior) - ((x[:, None] - centres) ** 2).sum(axis=2) / 2, axis=1
+    )
     return softmax(1.5 * log_p, axis=1), y, np.exp(log_p), y != 5
 
 
-@pytest.mark.parametrize("kind", ["auto", "temperature", "bias-corrected-temperature", "matrix-scaling"])
+@pytest.mark.parametrize(
+    "kind", ["auto", "temperature", "bias-corrected-temperature", "matrix-scaling"]
+)
 @pytest.mark.parametrize("known", [False, True])
 def test_a_class_that_was_not_held_out_keeps_its_share(kind, known):
     p, y, posterior, kept = with_and_without_the_rarest()
     prior = np.bincount(y) / len(y) if known else None
-    decider = Decider(Utility.one_hot(list("abcdefg")), calibration=kind, train_prior=prior, target_prior=prior)
-    with pytest.warns(UserWarning, match="held-out samples have none of 'f', which .* calibration='temperature'"):
+    decider = Decider(
+        Utility.one_hot(list("abcdefg")),
+        calibration=kind,
+        train_prior=prior,
+        target_prior=prior,
+    )
+    with pytest.warns(
+        UserWarning,
+        match="held-out samples have none of 'f', which .* calibration='temperature'",
+    ):
         found = np.asarray(decider.fit(p[kept], y[kept]).probabilities(p))
     assert found[:, 5].mean() == pytest.approx(posterior[:, 5].mean(), rel=0.2)
     by_all = np.asarray(decider.fit(p, y).probabilities(p))
-    losses = [-(posterior * np.log(each)).sum(axis=1).mean() for each in (found, by_all)]
+    losses = [
+        -(posterior * np.log(each)).sum(axis=1).mean() for each in (found, by_all)
+    ]
     assert losses[0] < losses[1] + 0.01
 
 
@@ -660,29 +921,52 @@ def test_a_class_that_chance_left_out_of_the_held_out_data_gets_no_warning():
 
 @hypothesis.settings(deadline=None, max_examples=30)
 @hypothesis.given(st.integers(2, 8), st.integers(5, 300), st.integers(0, 99))
-def test_left_out_classes_are_those_that_poisson_counts_would_hardly_miss(classes, size, seed):
+def test_left_out_classes_are_those_that_poisson_counts_would_hardly_miss(
+    classes, size, seed
+):
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(rng.uniform(0.05, 2, classes), size)
     counts = np.bincount(rng.integers(0, classes - 1, size), minlength=classes)
-    expected = [counts[c] == 0 and poisson.pmf(0, p[:, c].sum()) < 0.05 / classes for c in range(classes)]
+    expected = [
+        counts[c] == 0 and poisson.pmf(0, p[:, c].sum()) < 0.05 / classes
+        for c in range(classes)
+    ]
     assert not_held_out(np.log(np.maximum(p, 1e-300)), counts).tolist() == expected
 
 
 def test_the_share_of_one_of_two_classes_implies_the_other():
-    decider = Decider(Utility.one_hot(["good", "bad"]), train_prior="uniform", target_prior={"bad": 0.1})
+    decider = Decider(
+        Utility.one_hot(["good", "bad"]),
+        train_prior="uniform",
+        target_prior={"bad": 0.1},
+    )
     np.testing.assert_allclose(decider.target_prior, [0.9, 0.1])
-    np.testing.assert_allclose(decider.replace(target_prior="bad=0.25").target_prior, [0.75, 0.25])
+    np.testing.assert_allclose(
+        decider.replace(target_prior="bad=0.25").target_prior, [0.75, 0.25]
+    )
     for share in (1.5, 10, -0.5):
         with pytest.raises(InputError, match="target_prior has no share for good"):
             decider.replace(target_prior={"bad": share})
 
 
-@pytest.mark.parametrize(("calibration", "said"), [("temperature", False), ("bias-corrected-temperature", True)])
-def test_intervals_of_estimates_name_the_calibration_that_they_leave_out(calibration, said):
+@pytest.mark.parametrize(
+    ("calibration", "said"),
+    [("temperature", False), ("bias-corrected-temperature", True)],
+)
+def test_intervals_of_estimates_name_the_calibration_that_they_leave_out(
+    calibration, said
+):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 600)
     z = rng.normal(size=(600, 3)) + 2 * np.eye(3)[y]
-    decider = Decider(Utility.one_hot(list("abc")), calibration=calibration, train_prior=[0.5, 0.3, 0.2])
+    decider = Decider(
+        Utility.one_hot(list("abc")),
+        calibration=calibration,
+        train_prior=[0.5, 0.3, 0.2],
+    )
     decider = decider.fit(z, y, logits=True)
     decider = decider.replace(target_prior=decider.estimate_prior(z, logits=True))
-    assert ("given the calibration, whose error is not included in the intervals" in decider.decided_for) == said
+    assert (
+        "given the calibration, whose error is not included in the intervals"
+        in decider.decided_for
+    ) == said

@@ -1,7 +1,9 @@
-"""Intervals cover and contain their estimates, and evaluation does not flatter; more in benchmarks/coverage.py.
+"""Intervals cover and contain their estimates, and evaluation does not flatter; more in
+benchmarks/coverage.py.
 
-Earlier mistakes gave an ECE of 42% in the tail of an exact posterior, intervals of ECE that never covered and excluded
-their own estimate, "100% to 100%" for three of three, and tail accuracy covered 57% of the time.
+Earlier mistakes gave an ECE of 42% in the tail of an exact posterior, intervals of ECE
+that never covered and excluded their own estimate, "100% to 100%" for three of three,
+and tail accuracy covered 57% of the time.
 """
 
 import numpy as np
@@ -15,7 +17,15 @@ from sklearn.metrics import balanced_accuracy_score
 
 from rfdlc import Classes, Decider, Predictions, Utility, compare, evaluate
 from rfdlc.decide import metrics
-from rfdlc.decide.intervals import STRICT, bounded_mean, distances, group_shares, mean, student, within_classes
+from rfdlc.decide.intervals import (
+    STRICT,
+    bounded_mean,
+    distances,
+    group_shares,
+    mean,
+    student,
+    within_classes,
+)
 from rfdlc.decide.outcomes import cross_fitted, observe
 
 CLASSES = Classes.from_counts([900, 500, 280, 150, 85, 47, 26, 14, 8, 5])
@@ -24,7 +34,9 @@ CENTRES = np.random.default_rng(5).normal(size=(10, 8))
 
 
 def draw(samples, rng, sharpness=1.0):
-    """Labels and probabilities of a Gaussian mixture; at sharpness 1 they are the exact posterior."""
+    """Labels and probabilities of a Gaussian mixture; at sharpness 1 they are the exact
+    posterior.
+    """
     y = rng.choice(10, samples, p=PRIOR)
     x = CENTRES[y] + rng.normal(size=(samples, 8))
     z = x @ CENTRES.T - (CENTRES**2).sum(axis=1) / 2 + np.log(PRIOR)
@@ -40,7 +52,9 @@ def test_the_exact_posterior_is_calibrated_in_every_predicted_region():
     y, p = draw(40_000, np.random.default_rng(0))
     result = evaluate(p, y, classes=CLASSES)
     assert max(result.ece_by_region.values()) < 0.05
-    assert result.ece_by_true_region["tail"] > 0.1  # the paper's grouping conditions on the truth
+    assert (
+        result.ece_by_true_region["tail"] > 0.1
+    )  # the paper's grouping conditions on the truth
 
 
 def test_ece_has_an_interval_that_covers_and_contains_it():
@@ -80,7 +94,9 @@ def test_intervals_cover(sharpness):
 
 
 def test_the_interval_of_macro_f1_covers_it_where_classes_have_few_samples():
-    """Recall falls from 90 to 25% for the rarest of 15 classes, and mistakes go to frequent ones."""
+    """Recall falls from 90 to 25% for the rarest of 15 classes, and mistakes go to
+    frequent ones.
+    """
     shares, recalls = np.geomspace(1, 0.004, 15), np.linspace(0.9, 0.25, 15)
     shares, rng = shares / shares.sum(), np.random.default_rng(0)
 
@@ -89,7 +105,11 @@ def test_the_interval_of_macro_f1_covers_it_where_classes_have_few_samples():
         d = np.where(rng.random(count) < recalls[y], y, rng.choice(15, count, p=shares))
         right = y == d
         places = np.stack([y, np.where(right, -1, d)])
-        return group_shares(places, np.stack([right, np.zeros(count, dtype=bool)]), lambda s: 2 * s / (1 + s))
+        return group_shares(
+            places,
+            np.stack([right, np.zeros(count, dtype=bool)]),
+            lambda s: 2 * s / (1 + s),
+        )
 
     truth = sample(500_000).value
     found = np.array([sample(900).interval() for _ in range(400)])
@@ -101,7 +121,15 @@ def test_the_interval_of_macro_f1_covers_it_where_classes_have_few_samples():
 def test_intervals_need_no_resampling():
     y, p = draw(300, np.random.default_rng(3))
     named = set(evaluate(p, y, classes=CLASSES).intervals)
-    assert named >= {"accuracy", "macro_f1", "false_head_rate", "ece", "error_auc", "risk_coverage_area", "utility_gap"}
+    assert named >= {
+        "accuracy",
+        "macro_f1",
+        "false_head_rate",
+        "ece",
+        "error_auc",
+        "risk_coverage_area",
+        "utility_gap",
+    }
 
 
 def test_a_mean_of_too_few_samples_has_no_interval():
@@ -112,7 +140,9 @@ def test_a_mean_of_too_few_samples_has_no_interval():
 
 
 def test_ends_beyond_the_observed_values_widen_the_interval():
-    values = np.repeat([0.0, 1.0], [90, 10])  # a utility that can be -1, of which no sample was seen
+    values = np.repeat(
+        [0.0, 1.0], [90, 10]
+    )  # a utility that can be -1, of which no sample was seen
     low, high = mean(values, (-1, 1)).interval()
     share = mean(values).interval()
     assert mean(values, (0, 1)).interval() == share
@@ -131,10 +161,14 @@ def test_a_bounded_mean_of_two_values_has_the_interval_of_jeffreys(hits):
 @pytest.mark.parametrize("hits", [0, 1, 5])
 @pytest.mark.parametrize("level", [0.95, 0.99])
 def test_strict_bounds_of_counts_are_the_exact_ones_of_poisson(hits, level):
-    """Garwood (1936), by quantiles of chi-squared: no sample more for the lower bound, a whole one for the upper."""
+    """Garwood (1936), by quantiles of chi-squared: no sample more for the lower bound,
+    a whole one for the upper.
+    """
     below, above = distances(np.ones(hits), 0.0, 1.0, level=level, more=STRICT)
     low = stats.chi2.ppf((1 - level) / 2, 2 * hits) / 2 if hits else 0.0
-    assert (hits - below, hits + above) == pytest.approx((low, stats.chi2.isf((1 - level) / 2, 2 * hits + 2) / 2))
+    assert (hits - below, hits + above) == pytest.approx(
+        (low, stats.chi2.isf((1 - level) / 2, 2 * hits + 2) / 2)
+    )
 
 
 def test_a_weighted_mean_has_the_interval_of_a_mean_if_weights_are_equal():
@@ -149,14 +183,25 @@ def test_no_error_in_many_samples_leaves_errors_possible():
     low, high = mean(np.ones(40), (-1, 1)).interval()
     bound = 1 - 2 * special.betaincinv(0.5, 40.5, 0.975)
     assert (low, high) == (pytest.approx(bound, abs=0.01), 1)
-    assert mean(np.full(40, 0.2), (0.2, 0.2)).interval() is None  # of a certain value, as of an abstention
+    assert (
+        mean(np.full(40, 0.2), (0.2, 0.2)).interval() is None
+    )  # of a certain value, as of an abstention
 
 
 def test_coarse_scores_that_calibrated_are_noticed_by_their_order():
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 500)
-    votes = np.where(rng.random(500) < 0.6, y, rng.integers(0, 11, 500) / 10)  # as of a small forest
-    table = pandas.DataFrame({"a": 1 - votes, "b": votes, "id": np.arange(500), "target": np.array(["a", "b"])[y]})
+    votes = np.where(
+        rng.random(500) < 0.6, y, rng.integers(0, 11, 500) / 10
+    )  # as of a small forest
+    table = pandas.DataFrame(
+        {
+            "a": 1 - votes,
+            "b": votes,
+            "id": np.arange(500),
+            "target": np.array(["a", "b"])[y],
+        }
+    )
     decider = Decider(Utility.one_hot(["a", "b"])).fit(table[:200])
     assert "scores" not in decider.calibrated_on
     with pytest.warns(UserWarning, match="about 100% of the samples that calibrated"):
@@ -169,9 +214,16 @@ def test_coarse_scores_that_calibrated_are_noticed_by_their_order():
 def test_samples_with_other_ids_are_others_though_their_scores_are_equal():
     rng = np.random.default_rng(0)
     y, p = rng.integers(0, 2, 400), rng.random(400)
-    p[:200][rng.random(200) < 0.08] = p[200:][rng.random(200) < 0.08] = 1.0  # what a forest is sure of
+    p[:200][rng.random(200) < 0.08] = p[200:][rng.random(200) < 0.08] = (
+        1.0  # what a forest is sure of
+    )
     table = pandas.DataFrame(
-        {"a": 1 - p, "b": p, "id": [f"n{i}" for i in range(400)], "target": np.array(["a", "b"])[y]}
+        {
+            "a": 1 - p,
+            "b": p,
+            "id": [f"n{i}" for i in range(400)],
+            "target": np.array(["a", "b"])[y],
+        }
     )
     decider = Decider(Utility.one_hot(["a", "b"])).fit(table[:200])
     assert "scores" in decider.calibrated_on
@@ -188,13 +240,25 @@ def test_a_broken_promise_is_named():
     broken = evaluate(sure, y, classes=CLASSES)
     low, high = broken.intervals["utility_gap"]
     assert low > 0
-    shown = f"Promised minus realised utility {broken.utility_gap:.4f} ({low:.4f} to {high:.4f})"
+    shown = (
+        f"Promised minus realised utility {broken.utility_gap:.4f} ({low:.4f} to"
+        f" {high:.4f})"
+    )
     assert broken.promise.startswith(f"{shown}: decisions are worth less")
-    assert "than promised; calibrate on samples like these. In parts they are worth less for " in broken.promise
-    assert f"worth less for predicted head {broken.utility_gap_by_region['head']:.4f}" in broken.promise
+    assert (
+        "than promised; calibrate on samples like these. In parts they are worth less"
+        " for " in broken.promise
+    )
+    assert (
+        f"worth less for predicted head {broken.utility_gap_by_region['head']:.4f}"
+        in broken.promise
+    )
     assert evaluate(p[:5], y[:5], classes=CLASSES).promise.startswith("Too few samples")
     broken.intervals["utility_gap"] = (-0.1, 0.9)
-    assert "the promise is met on the whole, as far as these samples tell. In parts they are" in broken.promise
+    assert (
+        "the promise is met on the whole, as far as these samples tell. In parts"
+        " they are" in broken.promise
+    )
 
 
 def test_decisions_that_are_worth_more_than_promised_are_not_called_a_broken_promise():
@@ -202,13 +266,19 @@ def test_decisions_that_are_worth_more_than_promised_are_not_called_a_broken_pro
     _, unsure = draw(400, np.random.default_rng(0), 0.2)
     kept = evaluate(unsure, y, classes=CLASSES)
     assert kept.intervals["utility_gap"][1] < 0
-    assert "decisions are worth more than promised; calibrate on samples like these." in kept.promise
+    assert (
+        "decisions are worth more than promised; calibrate on samples like these."
+        in kept.promise
+    )
     assert "In parts they are worth more for predicted head -" in kept.promise
     assert "worth less" not in kept.promise
-    calibrated = Predictions(probabilities=unsure, targets=y, classes=CLASSES, corrected=True)
+    calibrated = Predictions(
+        probabilities=unsure, targets=y, classes=CLASSES, corrected=True
+    )
     said = evaluate(calibrated).promise
     assert (
-        "set the target prior to theirs (--target-prior; for files of predict, there), or calibrate again on " in said
+        "set the target prior to theirs (--target-prior; for files of predict, there),"
+        " or calibrate again on " in said
     )
     fitted = Decider(Utility.one_hot(CLASSES)).fit(p, y)
     assert evaluate(unsure, y, fitted).calibrated
@@ -217,7 +287,10 @@ def test_decisions_that_are_worth_more_than_promised_are_not_called_a_broken_pro
 def test_differences_are_paired():
     y, p = draw(500, np.random.default_rng(7))
     _, sharp = draw(500, np.random.default_rng(7), 1.3)
-    a, b = (Predictions(probabilities=each, targets=y, classes=CLASSES) for each in (p, sharp))
+    a, b = (
+        Predictions(probabilities=each, targets=y, classes=CLASSES)
+        for each in (p, sharp)
+    )
     found = compare(a, b)
     for name in ("nll", "brier", "risk_coverage_area"):
         apart = [evaluate(each).intervals[name] for each in (a, b)]
@@ -228,12 +301,18 @@ def test_differences_are_paired():
 def test_a_weighted_sum_of_strata_equals_the_mean_of_the_rates():
     y, p = draw(500, np.random.default_rng(4))
     result = evaluate(p, y, classes=CLASSES)
-    assert result.false_head_rate == pytest.approx(np.mean(list(result.false_head_rates.values())))
-    assert result.balanced_accuracy == pytest.approx(balanced_accuracy_score(y, p.argmax(axis=1)))
+    assert result.false_head_rate == pytest.approx(
+        np.mean(list(result.false_head_rates.values()))
+    )
+    assert result.balanced_accuracy == pytest.approx(
+        balanced_accuracy_score(y, p.argmax(axis=1))
+    )
 
 
 def test_influence_gives_the_standard_error():
-    values = np.where(np.arange(50) % 3 == 0, np.nan, np.random.default_rng(0).normal(size=50))
+    values = np.where(
+        np.arange(50) % 3 == 0, np.nan, np.random.default_rng(0).normal(size=50)
+    )
     known = values[~np.isnan(values)]
     error = np.linalg.norm(mean(values).influence())
     assert error == pytest.approx(known.std() / np.sqrt(len(known)))
@@ -248,27 +327,41 @@ def test_resampling_keeps_the_class_counts():
 
 def test_errors_are_ranked_by_the_confidence_of_the_decision():
     p = np.array([[0.55, 0.45], [0.6, 0.4], [0.7, 0.3], [0.05, 0.95]])
-    decider = Decider(Utility([[1, 0], [-9, 1]]))  # decides 1 unless 0 is nearly certain
+    decider = Decider(
+        Utility([[1, 0], [-9, 1]])
+    )  # decides 1 unless 0 is nearly certain
     result = evaluate(p, [1, 0, 0, 1], decider)
     assert (
         result.error_auc
-        == metrics.roc_area(np.array([True, False, False, True]), np.array([0.45, 0.4, 0.3, 0.95])).value
+        == metrics.roc_area(
+            np.array([True, False, False, True]), np.array([0.45, 0.4, 0.3, 0.95])
+        ).value
         == 1
     )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_scores_of_a_forest_are_no_evidence_of_the_same_samples(seed):
-    """Votes of 200 trees: other samples have equal ones, about as often in one set as between two."""
+    """Votes of 200 trees: other samples have equal ones, about as often in one set as
+    between two.
+    """
     rng = np.random.default_rng(seed)
     votes = rng.multinomial(200, rng.dirichlet([3, 0.5, 0.4, 0.3], 3000)) / 200
     y = np.array([rng.choice(4, p=p) for p in votes])
     names = np.array([f"sample {i}" for i in range(3000)])
-    first, second, both = np.arange(1000), np.arange(1000, 3000), rng.permutation(np.arange(500, 2500))
+    first, second, both = (
+        np.arange(1000),
+        np.arange(1000, 3000),
+        rng.permutation(np.arange(500, 2500)),
+    )
 
     def overlap(held_out, evaluated, *, ids):
         given = [
-            Predictions(probabilities=votes[rows], targets=y[rows], ids=names[rows] if ids else None)
+            Predictions(
+                probabilities=votes[rows],
+                targets=y[rows],
+                ids=names[rows] if ids else None,
+            )
             for rows in (held_out, evaluated)
         ]
         decider = Decider(Utility.one_hot(4), calibration=None).fit(given[0])
@@ -287,7 +380,9 @@ def test_the_same_samples_are_found_by_fine_scores_in_any_order(seed, size, shar
     same = int(np.ceil(share * size))
     rows = rng.permutation(np.r_[:same, size : 2 * size - same])
     decider = Decider(Utility.one_hot(3), calibration=None).fit(p[:size], y[:size])
-    assert decider.overlap(*decider.read_labelled(p[rows], y[rows])) == pytest.approx(same / size)
+    assert decider.overlap(*decider.read_labelled(p[rows], y[rows])) == pytest.approx(
+        same / size
+    )
 
 
 def test_evaluating_on_what_calibrated_is_noticed(tmp_path):
@@ -295,25 +390,40 @@ def test_evaluating_on_what_calibrated_is_noticed(tmp_path):
     decider = Decider(Utility.one_hot(CLASSES)).fit(p[:200], y[:200])
     decider.save(tmp_path / "decider.json")
     for each in (decider, Decider.load(tmp_path / "decider.json")):
-        with pytest.warns(UserWarning, match="about 100% of the samples that calibrated"):
+        with pytest.warns(
+            UserWarning, match="about 100% of the samples that calibrated"
+        ):
             assert evaluate(p[:200], y[:200], each).calibration_overlap == 1
         with pytest.warns(UserWarning, match="about 50%"):
-            assert evaluate(p[100:], y[100:], each).to_dict()["calibration_overlap"] == pytest.approx(0.5, abs=0.1)
+            assert evaluate(p[100:], y[100:], each).to_dict()[
+                "calibration_overlap"
+            ] == pytest.approx(0.5, abs=0.1)
         assert evaluate(p[200:], y[200:], each).calibration_overlap == 0
 
 
 def test_cross_fitted_outcomes_are_those_of_fits_without_the_sample():
     y, p = draw(400, np.random.default_rng(7), 2.5)
-    decider = Decider(Utility.one_hot(CLASSES), calibration="bias-corrected-temperature").fit(p, y)
+    decider = Decider(
+        Utility.one_hot(CLASSES), calibration="bias-corrected-temperature"
+    ).fit(p, y)
     predictions = Predictions(probabilities=p, targets=y, classes=CLASSES)
-    outcomes, inside = cross_fitted(predictions, decider), observe(*decider.read_labelled(predictions, None), decider)
+    outcomes, inside = (
+        cross_fitted(predictions, decider),
+        observe(*decider.read_labelled(predictions, None), decider),
+    )
     assert (outcomes.targets == y).all()
     assert outcomes.probabilities.shape == p.shape
-    assert metrics.nll(outcomes.probabilities[np.arange(400), y]) == pytest.approx(outcomes.nll)
-    assert outcomes.nll.mean() > inside.nll.mean()  # what was fitted to a sample is better on it
+    assert metrics.nll(outcomes.probabilities[np.arange(400), y]) == pytest.approx(
+        outcomes.nll
+    )
+    assert (
+        outcomes.nll.mean() > inside.nll.mean()
+    )  # what was fitted to a sample is better on it
 
 
-@pytest.mark.parametrize(("seen", "ends"), [([1.0] * 27 + [0.2], (-8.0, 1.0)), ([0.0] * 28, (-8.0, 0.0))])
+@pytest.mark.parametrize(
+    ("seen", "ends"), [([1.0] * 27 + [0.2], (-8.0, 1.0)), ([0.0] * 28, (-8.0, 0.0))]
+)
 def test_an_interval_of_a_mean_stays_where_the_mean_can_be(seen, ends):
     low, high = mean(np.array(seen), ends).interval()
     assert ends[0] <= low <= np.mean(seen) <= high <= ends[1]

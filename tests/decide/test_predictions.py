@@ -16,7 +16,12 @@ NAMES = ("cat", "dog", "newt")
 
 def test_npz_round_trip(tmp_path):
     classes = Classes.from_counts({"cat": 3, "Ä": 2, "<c>": 1}, groups={"g": ["cat"]})
-    saved = Predictions(logits=np.log(P)[None].repeat(2, 0), targets=[2, 0], ids=["x/1.png", "y"], classes=classes)
+    saved = Predictions(
+        logits=np.log(P)[None].repeat(2, 0),
+        targets=[2, 0],
+        ids=["x/1.png", "y"],
+        classes=classes,
+    )
     saved.save(tmp_path / "p.npz")
     loaded = Predictions.load(tmp_path / "p.npz")
     assert np.array_equal(loaded.scores.values, saved.scores.values)
@@ -27,7 +32,13 @@ def test_npz_round_trip(tmp_path):
 
 
 def test_npz_of_other_people(tmp_path):
-    np.savez(tmp_path / "p.npz", probs=P, labels=[0, 2], names=np.array(NAMES), counts=[5, 3, 1])
+    np.savez(
+        tmp_path / "p.npz",
+        probs=P,
+        labels=[0, 2],
+        names=np.array(NAMES),
+        counts=[5, 3, 1],
+    )
     loaded = Predictions.load(tmp_path / "p.npz")
     assert loaded.classes == Classes.from_counts([5, 3, 1], NAMES)
     assert loaded.targets.tolist() == [0, 2]
@@ -36,7 +47,9 @@ def test_npz_of_other_people(tmp_path):
 
 
 def test_npz_with_numbers_for_names_has_names_for_targets(tmp_path):
-    """As scikit-learn has them: `classes=model.classes_, targets=y`; class 3 has no sample here."""
+    """As scikit-learn has them: `classes=model.classes_, targets=y`; class 3 has no
+    sample here.
+    """
     np.savez(tmp_path / "p.npz", probabilities=P, targets=[1, 2], classes=[1, 2, 3])
     assert Predictions.load(tmp_path / "p.npz").targets.tolist() == [0, 1]
     np.savez(tmp_path / "p.npz", probabilities=P, targets=[1, 2], classes=NAMES)
@@ -45,7 +58,9 @@ def test_npz_with_numbers_for_names_has_names_for_targets(tmp_path):
 
 def test_npz_whose_probabilities_are_said_to_be_logits(tmp_path):
     np.savez(tmp_path / "p.npz", probs=np.log(P))
-    with pytest.raises(InputError, match="but logits are asked for: name the array 'logits'"):
+    with pytest.raises(
+        InputError, match="but logits are asked for: name the array 'logits'"
+    ):
         Predictions.load(tmp_path / "p.npz", logits=True)
     np.savez(tmp_path / "p.npz", logits=np.log(P))
     assert Predictions.load(tmp_path / "p.npz", logits=True).scores.logits
@@ -53,17 +68,35 @@ def test_npz_whose_probabilities_are_said_to_be_logits(tmp_path):
 
 def test_classes_may_be_a_list_of_names(tmp_path):
     given = Predictions(probabilities=P, targets=["newt", "cat"], classes=list(NAMES))
-    assert (given.named, given.classes, given.targets.tolist()) == (True, Classes(NAMES), [2, 0])
+    assert (given.named, given.classes, given.targets.tolist()) == (
+        True,
+        Classes(NAMES),
+        [2, 0],
+    )
     np.savez(tmp_path / "p.npz", probabilities=P)
-    assert Predictions.load(tmp_path / "p.npz", ["a", "b", "c"]).classes.names == ("a", "b", "c")
+    assert Predictions.load(tmp_path / "p.npz", ["a", "b", "c"]).classes.names == (
+        "a",
+        "b",
+        "c",
+    )
     assert evaluate(P, ["cat", "newt"], classes=NAMES).accuracy == 1
 
 
 def test_npz_with_names_in_bytes(tmp_path):
     names = np.char.encode(np.array(["Mücke", "dog", "newt"]), "utf-8")
-    np.savez(tmp_path / "p.npz", probabilities=P, targets=names[[2, 0]], classes=names, ids=names[:2])
+    np.savez(
+        tmp_path / "p.npz",
+        probabilities=P,
+        targets=names[[2, 0]],
+        classes=names,
+        ids=names[:2],
+    )
     loaded = Predictions.load(tmp_path / "p.npz")
-    assert (loaded.classes.names[0], loaded.ids[0], loaded.targets.tolist()) == ("Mücke", "Mücke", [2, 0])
+    assert (loaded.classes.names[0], loaded.ids[0], loaded.targets.tolist()) == (
+        "Mücke",
+        "Mücke",
+        [2, 0],
+    )
     np.savez(tmp_path / "p.npz", probabilities=P, ids=np.array([b"\xff", b"a"]))
     with pytest.raises(InputError, match="some names are bytes that are not UTF-8"):
         Predictions.load(tmp_path / "p.npz")
@@ -74,7 +107,11 @@ def test_tables_are_matched_by_name(tmp_path, kind):
     frame = pandas.DataFrame(P[:, [2, 0, 1]], columns=["newt", "cat", "dog"])
     frame["target"], frame["id"] = ["newt", "cat"], ["p1", "p2"]
     path = tmp_path / f"p.{kind}"
-    frame.to_parquet(path) if kind == "parquet" else frame.to_csv(path, index=False, sep="\t" if kind == "tsv" else ",")
+    (
+        frame.to_parquet(path)
+        if kind == "parquet"
+        else frame.to_csv(path, index=False, sep="\t" if kind == "tsv" else ",")
+    )
     loaded = Predictions.load(path, Classes(NAMES))
     assert loaded.scores.values[0] == pytest.approx(P)
     assert loaded.targets.tolist() == [2, 0]
@@ -83,7 +120,12 @@ def test_tables_are_matched_by_name(tmp_path, kind):
 
 
 def test_csv_longer_than_a_block_with_blank_lines_and_quotes(tmp_path):
-    lines = ['id,"a,b",c', *(f'"s ""{i}""",0.{i % 10},{1 - i % 10 / 10}' for i in range(5000)), "", ""]
+    lines = [
+        'id,"a,b",c',
+        *(f'"s ""{i}""",0.{i % 10},{1 - i % 10 / 10}' for i in range(5000)),
+        "",
+        "",
+    ]
     (tmp_path / "p.csv").write_text("\n".join(lines))
     loaded = Predictions.load(tmp_path / "p.csv")
     assert loaded.scores.values.shape == (1, 5000, 2)
@@ -95,9 +137,17 @@ def test_csv_longer_than_a_block_with_blank_lines_and_quotes(tmp_path):
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_class_may_be_called_as_a_column_of_ours(tmp_path, kind):
     frame = pandas.DataFrame({"en": [0.25], "id": [0.75], "target": ["id"]})
-    frame.to_csv(tmp_path / "p.csv", index=False) if kind == "csv" else frame.to_parquet(tmp_path / "p.parquet")
+    (
+        frame.to_csv(tmp_path / "p.csv", index=False)
+        if kind == "csv"
+        else frame.to_parquet(tmp_path / "p.parquet")
+    )
     loaded = Predictions.load(tmp_path / f"p.{kind}", ["en", "id"])
-    assert (loaded.scores.values.tolist(), loaded.targets.tolist(), loaded.ids) == ([[[0.25, 0.75]]], [1], None)
+    assert (loaded.scores.values.tolist(), loaded.targets.tolist(), loaded.ids) == (
+        [[[0.25, 0.75]]],
+        [1],
+        None,
+    )
 
 
 def test_csv_with_decimal_commas(tmp_path):
@@ -110,20 +160,32 @@ def test_csv_with_decimal_commas(tmp_path):
 @pytest.mark.parametrize(
     ("names", "targets", "expected"),
     [
-        (("cat", "dog"), [1, 0], [1, 0]),  # no class is called by a number: these are indices
-        (("1", "2"), ["1", "2"], [0, 1]),  # classes are called by numbers: these are names
+        (
+            ("cat", "dog"),
+            [1, 0],
+            [1, 0],
+        ),  # no class is called by a number: these are indices
+        (
+            ("1", "2"),
+            ["1", "2"],
+            [0, 1],
+        ),  # classes are called by numbers: these are names
         (("1", "2"), [0, 1], [0, 1]),  # numbers are indices
         (("cat", "dog"), np.array(["dog", "cat"], dtype=object), [1, 0]),
     ],
 )
 def test_targets_by_name_and_by_index(names, targets, expected):
-    loaded = Predictions(probabilities=[[1, 0], [0, 1]], targets=targets, classes=Classes(names))
+    loaded = Predictions(
+        probabilities=[[1, 0], [0, 1]], targets=targets, classes=Classes(names)
+    )
     assert loaded.targets.tolist() == expected
 
 
 def test_rounded_probabilities_are_divided_by_their_sums(tmp_path):
     text = "cat,dog,newt\n0.33,0.33,0.33\n0.34,0.34,0.33\n0.5,0.25,0.25\n"
-    with pytest.warns(UserWarning, match="are rounded: rows that do not sum to 1 are divided") as told:
+    with pytest.warns(
+        UserWarning, match="are rounded: rows that do not sum to 1 are divided"
+    ) as told:
         loaded = Predictions.load(write(tmp_path / "p.csv", text))
     assert len(told) == 1
     expected = [[1 / 3] * 3, [34 / 101, 34 / 101, 33 / 101], [0.5, 0.25, 0.25]]
@@ -163,12 +225,18 @@ def test_every_rounded_distribution_is_accepted(decimals):
     ],
 )
 def test_sums_that_rounding_does_not_explain_are_refused(row):
-    with pytest.raises(InputError, match=r"row 1 of the probabilities sums to .*: expected rows that sum to 1"):
+    with pytest.raises(
+        InputError,
+        match=r"row 1 of the probabilities sums to .*: expected rows that sum to 1",
+    ):
         Predictions(probabilities=[np.eye(len(row))[0], row]).scores.checked()
 
 
 def test_floats_that_are_not_rounded_stay_as_they_are():
-    p = np.random.default_rng(0).dirichlet([1, 1, 1], 50) * np.linspace(0.991, 1.009, 50)[:, None]
+    p = (
+        np.random.default_rng(0).dirichlet([1, 1, 1], 50)
+        * np.linspace(0.991, 1.009, 50)[:, None]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scores = Predictions(probabilities=p).scores
@@ -187,22 +255,52 @@ def write(path, text):
         ("\n\n", "p.csv: is empty"),
         ("cat,dog,newt\n", "p.csv: has column names but no rows"),
         ("id,target\n1,cat\n", "p.csv: column|p.csv: no column for class"),
-        ("cat,dog,newt\n0.5,0.3,0.2\n0.5,oops,0.2\n", "p.csv line 3, column 'dog': 'oops' is not a number"),
+        (
+            "cat,dog,newt\n0.5,0.3,0.2\n0.5,oops,0.2\n",
+            "p.csv line 3, column 'dog': 'oops' is not a number",
+        ),
         ("cat,dog,newt\n0.5,,0.2\n", "p.csv line 2, column 'dog': '' is not a number"),
         ("cat,dog,newt\n0.5,0.5\n", "p.csv line 2: 2 cells, expected 3"),
         ("cat,dog,dog\n1,0,0\n", "p.csv: column 'dog' appears more than once"),
-        ("cat,dog,nwet\n1,0,0\n", "p.csv: no column for class 'newt'; there are cat, dog, nwet: .*did you mean 'nwet'"),
+        (
+            "cat,dog,nwet\n1,0,0\n",
+            (
+                "p.csv: no column for class 'newt'; there are cat, dog, nwet: .*did you"
+                " mean 'nwet'"
+            ),
+        ),
         ("cat,dog\n1,0\n", "p.csv: no column for class 'newt'"),
-        ("cat,dog,newt,target\n1,0,0,bird\n", "p.csv line 2: target 'bird' is not a class"),
+        (
+            "cat,dog,newt,target\n1,0,0,bird\n",
+            "p.csv line 2: target 'bird' is not a class",
+        ),
         ("cat,dog,newt,target\n1,0,0,3\n", "p.csv line 2: target '3' is not a class"),
-        (",cat,dog,newt\n0,1,0,0\n", r"p.csv: column 1 has no name.*leave an index out \(index=False\), or call it id"),
+        (
+            ",cat,dog,newt\n0,1,0,0\n",
+            (
+                r"p.csv: column 1 has no name.*leave an index out \(index=False\), or"
+                r" call it id"
+            ),
+        ),
         (
             "cat,dog,newt\n1,0,0\n0.5,0.5,0.3\n",
-            "p.csv: line 3 of the probabilities sums to 1.3.*; taken for classes: cat, dog, newt$",
+            (
+                "p.csv: line 3 of the probabilities sums to 1.3.*; taken for classes:"
+                " cat, dog, newt$"
+            ),
         ),
-        ("cat,dog,newt\n1,0,0\n\n1.2,0,-0.2\n", "p.csv: scores hold -0.2 in line 4, column 'newt': expected prob"),
-        ("cat,dog,newt\n1,0,0\n1,nan,0\n", "p.csv: scores hold nan in line 3, column 'dog': expected prob"),
-        ("cat,dog,newt\n97,2,1\n33,33,34\n", "p.csv: line 2 .* sums to 100: .* percentages: divide them by 100"),
+        (
+            "cat,dog,newt\n1,0,0\n\n1.2,0,-0.2\n",
+            "p.csv: scores hold -0.2 in line 4, column 'newt': expected prob",
+        ),
+        (
+            "cat,dog,newt\n1,0,0\n1,nan,0\n",
+            "p.csv: scores hold nan in line 3, column 'dog': expected prob",
+        ),
+        (
+            "cat,dog,newt\n97,2,1\n33,33,34\n",
+            "p.csv: line 2 .* sums to 100: .* percentages: divide them by 100",
+        ),
     ],
 )
 def test_bad_csv(tmp_path, text, message):
@@ -215,10 +313,22 @@ def test_bad_csv(tmp_path, text, message):
     [
         (
             "cat,dog,label\n0.4,0.6,dog\n",
-            "'dog' is not a number; every column but id and target is a class: leave others out",
+            (
+                "'dog' is not a number; every column but id and target is a class:"
+                " leave others out"
+            ),
         ),
-        ("id,fraud,target\n7,0.4,1\n", r"p.csv: the class columns are fraud: .* add the other one \(1 - p\)"),
-        ("cat,dog,age\n0.4,0.6,40\n", r"sums to 41: .* for classes: cat, dog, age \(give their names by classes, --cl"),
+        (
+            "id,fraud,target\n7,0.4,1\n",
+            r"p.csv: the class columns are fraud: .* add the other one \(1 - p\)",
+        ),
+        (
+            "cat,dog,age\n0.4,0.6,40\n",
+            (
+                r"sums to 41: .* for classes: cat, dog, age \(give their names by"
+                r" classes, --cl"
+            ),
+        ),
     ],
 )
 def test_csv_that_lacks_a_class_or_has_one_too_many(tmp_path, text, message):
@@ -241,16 +351,23 @@ def test_truncated_parquet(tmp_path):
     path = tmp_path / "p.parquet"
     pandas.DataFrame(P, columns=NAMES).to_parquet(path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match=r"p.parquet: cannot be read as Parquet.*truncated"):
+    with pytest.raises(
+        InputError, match=r"p.parquet: cannot be read as Parquet.*truncated"
+    ):
         Predictions.load(path)
 
 
 @pytest.mark.parametrize(
     ("column", "message"),
-    [(["x", "y"], "column 'newt' holds .*not numbers"), ([0.1, None], "1 empty .* in row 1:.*; rows count from 0")],
+    [
+        (["x", "y"], "column 'newt' holds .*not numbers"),
+        ([0.1, None], "1 empty .* in row 1:.*; rows count from 0"),
+    ],
 )
 def test_parquet_without_numbers(tmp_path, column, message):
-    pandas.DataFrame({"cat": P[:, 0], "dog": P[:, 1], "newt": column}).to_parquet(tmp_path / "p.parquet")
+    pandas.DataFrame({"cat": P[:, 0], "dog": P[:, 1], "newt": column}).to_parquet(
+        tmp_path / "p.parquet"
+    )
     with pytest.raises(InputError, match=message):
         Predictions.load(tmp_path / "p.parquet")
 
@@ -264,25 +381,52 @@ def test_pickled_objects_are_refused(tmp_path):
     with pytest.raises(InputError, match="without pickle"):
         Predictions.load(tmp_path / "p.npz")
     assert not (tmp_path / "ran").exists()
-    np.savez(tmp_path / "ids.npz", probabilities=P, ids=np.array(["a", "b"], dtype=object))
-    with pytest.raises(InputError, match=r"ids.npz.*the array 'ids' holds Python objects.* such as ids.astype\('U'\)"):
+    np.savez(
+        tmp_path / "ids.npz", probabilities=P, ids=np.array(["a", "b"], dtype=object)
+    )
+    with pytest.raises(
+        InputError,
+        match=(
+            r"ids.npz.*the array 'ids' holds Python objects.* such as ids.astype\('U'\)"
+        ),
+    ):
         Predictions.load(tmp_path / "ids.npz")
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda d: Predictions.load(write(d / "p.xlsx", "a")), r"unknown kind of file '.xlsx': expected .npz, .csv"),
+        (
+            lambda d: Predictions.load(write(d / "p.xlsx", "a")),
+            r"unknown kind of file '.xlsx': expected .npz, .csv",
+        ),
         (lambda d: Predictions.load(d / "p.csv"), "no such file"),
-        (lambda d: Predictions.load(write(d / "p.npz", "no zip")), "p.npz: cannot be read as .npz"),
+        (
+            lambda d: Predictions.load(write(d / "p.npz", "no zip")),
+            "p.npz: cannot be read as .npz",
+        ),
         (lambda d: Predictions(), "either logits or probabilities"),
         (lambda d: Predictions(probabilities=P, logits=P), "exactly one of the two"),
-        (lambda d: Predictions(probabilities=P, targets=[0]), r"targets have shape \(1,\) for 2 samples"),
-        (lambda d: Predictions(probabilities=P, ids=["a", "b", "c"]), r"ids have shape \(3,\)"),
-        (lambda d: Predictions(probabilities=P, uncertainty=["a", "b"]), "uncertainty must be numbers"),
-        (lambda d: Predictions(probabilities=P).with_classes(Classes(("a", "b"))), "3 columns but there are 2 classes"),
         (
-            lambda d: Predictions(probabilities=P, classes=Classes(NAMES)).with_classes(Classes(("a", "b", "c"))),
+            lambda d: Predictions(probabilities=P, targets=[0]),
+            r"targets have shape \(1,\) for 2 samples",
+        ),
+        (
+            lambda d: Predictions(probabilities=P, ids=["a", "b", "c"]),
+            r"ids have shape \(3,\)",
+        ),
+        (
+            lambda d: Predictions(probabilities=P, uncertainty=["a", "b"]),
+            "uncertainty must be numbers",
+        ),
+        (
+            lambda d: Predictions(probabilities=P).with_classes(Classes(("a", "b"))),
+            "3 columns but there are 2 classes",
+        ),
+        (
+            lambda d: Predictions(probabilities=P, classes=Classes(NAMES)).with_classes(
+                Classes(("a", "b", "c"))
+            ),
             "'cat' is",
         ),
     ],
@@ -294,7 +438,9 @@ def test_bad_input(tmp_path, make, message):
 
 def test_npz_with_unknown_or_doubled_keys(tmp_path):
     np.savez(tmp_path / "p.npz", scores=P)
-    with pytest.raises(InputError, match="holds scores: expected an array 'probabilities' or 'logits'"):
+    with pytest.raises(
+        InputError, match="holds scores: expected an array 'probabilities' or 'logits'"
+    ):
         Predictions.load(tmp_path / "p.npz")
     np.savez(tmp_path / "p.npz", probs=P, probabilities=P)
     with pytest.raises(InputError, match="holds both 'probabilities' and 'probs'"):
@@ -304,7 +450,10 @@ def test_npz_with_unknown_or_doubled_keys(tmp_path):
         Predictions.load(tmp_path / "p.npz")
     for damaged in ("{", "5"):
         np.savez(tmp_path / "p.npz", probs=P, classes=damaged)
-        with pytest.raises(InputError, match=rf"p.npz: 'classes' holds '{damaged}': expected an array of names"):
+        with pytest.raises(
+            InputError,
+            match=rf"p.npz: 'classes' holds '{damaged}': expected an array of names",
+        ):
             Predictions.load(tmp_path / "p.npz")
     np.savez(tmp_path / "p.npz", probs=P, classes=NAMES, counts=5)
     with pytest.raises(InputError, match="1 training counts for 3 classes"):
@@ -313,14 +462,25 @@ def test_npz_with_unknown_or_doubled_keys(tmp_path):
 
 @pytest.mark.parametrize("path", ["runs/a", Path("runs/a")])
 def test_a_path_in_place_of_scores_is_named(path):
-    for call in (lambda: evaluate(path, [0, 1]), lambda: Decider(Utility.one_hot(2)).decide(path)):
-        with pytest.raises(InputError, match=r"'runs/a' is a path, not scores: read it by rfdlc.Predictions.load"):
+    for call in (
+        lambda: evaluate(path, [0, 1]),
+        lambda: Decider(Utility.one_hot(2)).decide(path),
+    ):
+        with pytest.raises(
+            InputError,
+            match=r"'runs/a' is a path, not scores: read it by rfdlc.Predictions.load",
+        ):
             call()
 
 
 def test_numbers_in_tables_are_no_positions_of_named_classes(tmp_path):
-    """The columns are sorted by name; whoever wrote numbers may have had another order."""
-    told = r"target '0' is not a class: expected one of cat, dog; .* write the names of the classes"
+    """The columns are sorted by name; whoever wrote numbers may have had
+    another order.
+    """
+    told = (
+        r"target '0' is not a class: expected one of cat, dog; .* write the names of"
+        r" the classes"
+    )
     with pytest.raises(InputError, match=f"p.csv line 2: {told}"):
         Predictions.load(write(tmp_path / "p.csv", "cat,dog,target\n1,0,0\n0,1,1\n"))
     frame = pandas.DataFrame({"cat": [1.0, 0.0], "dog": [0.0, 1.0], "target": [0, 1]})
@@ -333,7 +493,9 @@ def test_numbers_in_tables_are_no_positions_of_named_classes(tmp_path):
 
 
 def test_columns_of_dates_lists_and_texts_cannot_be_classes(tmp_path):
-    """Rows that are rounded look as if a class were left out: other columns are looked at, whatever they hold."""
+    """Rows that are rounded look as if a class were left out: other columns are looked
+    at, whatever they hold.
+    """
     frame = pandas.DataFrame({"a": [0.3, 0.333, 0.2], "b": [0.7, 0.666, 0.8]})
     beside = {
         "day": pandas.date_range("2026-01-01", periods=3),
@@ -344,20 +506,35 @@ def test_columns_of_dates_lists_and_texts_cannot_be_classes(tmp_path):
     loaded = Predictions.load(tmp_path / "p.parquet", classes=["a", "b"])
     np.testing.assert_allclose(loaded.scores.values[0].sum(axis=1), 1, atol=0.01)
     decider = Decider(Utility.one_hot(Classes(("a", "b"))))
-    assert decider.decide(loaded).tolist() == decider.decide(frame.assign(**beside)).tolist() == [1, 1, 1]
+    assert (
+        decider.decide(loaded).tolist()
+        == decider.decide(frame.assign(**beside)).tolist()
+        == [1, 1, 1]
+    )
 
 
 def test_tables_with_some_labels(tmp_path):
-    frame = pandas.DataFrame(P, columns=["cat", "dog", "newt"]).assign(target=[None, "newt"])
+    frame = pandas.DataFrame(P, columns=["cat", "dog", "newt"]).assign(
+        target=[None, "newt"]
+    )
     frame.to_csv(tmp_path / "p.csv", index=False)
-    loaded, decider = Predictions.load(tmp_path / "p.csv"), Decider(Utility.one_hot(["cat", "dog", "newt"]))
+    loaded, decider = (
+        Predictions.load(tmp_path / "p.csv"),
+        Decider(Utility.one_hot(["cat", "dog", "newt"])),
+    )
     assert loaded.targets is None
     assert len(decider.decide(loaded)) == len(P)
     told = "1 of 2 samples have no label"
     for use in (decider.fit, evaluate):
-        with pytest.raises(InputError, match=rf"{told}, first in row 0 .counted from 0.: .*skip_unknown=True"):
+        with pytest.raises(
+            InputError,
+            match=rf"{told}, first in row 0 .counted from 0.: .*skip_unknown=True",
+        ):
             use(loaded)
-    with pytest.raises(InputError, match=rf"p.csv: {told}, first in line 2; leave them out with skip_unknown=True"):
+    with pytest.raises(
+        InputError,
+        match=rf"p.csv: {told}, first in line 2; leave them out with skip_unknown=True",
+    ):
         Predictions.load(tmp_path / "p.csv", skip_unknown=False)
     with pytest.warns(UserWarning, match=rf"{told}; they are left out"):
         left = Predictions.load(tmp_path / "p.csv", skip_unknown=True)

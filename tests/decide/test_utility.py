@@ -9,39 +9,72 @@ from hypothesis.extra.numpy import arrays
 
 from rfdlc import Classes, InputError, Utility
 
-CLASSES = Classes.from_counts({"cat": 10, "dog": 30, "newt": 10}, groups={"pets": ["cat", "dog"]})
+CLASSES = Classes.from_counts(
+    {"cat": 10, "dog": 30, "newt": 10}, groups={"pets": ["cat", "dog"]}
+)
 
 
 def test_tail_sensitive_spares_ties_and_by_rank_does_not():
     # rows true, columns decided; cat and newt have equal counts
-    assert Utility.tail_sensitive(CLASSES, -2).matrix.tolist() == [[1, -2, 0], [0, 1, 0], [0, -2, 1]]
-    assert Utility.tail_sensitive(CLASSES, -2, by_rank=True).matrix.tolist() == [[1, -2, 0], [0, 1, 0], [-2, -2, 1]]
+    assert Utility.tail_sensitive(CLASSES, -2).matrix.tolist() == [
+        [1, -2, 0],
+        [0, 1, 0],
+        [0, -2, 1],
+    ]
+    assert Utility.tail_sensitive(CLASSES, -2, by_rank=True).matrix.tolist() == [
+        [1, -2, 0],
+        [0, 1, 0],
+        [-2, -2, 1],
+    ]
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=12), st.floats(-5, 0))
 def test_tail_sensitive_equals_naive(counts, penalty):
     naive = [
-        [1 if d == y else penalty if counts[d] > counts[y] else 0 for d in range(len(counts))]
+        [
+            1 if d == y else penalty if counts[d] > counts[y] else 0
+            for d in range(len(counts))
+        ]
         for y in range(len(counts))
     ]
-    assert Utility.tail_sensitive(Classes.from_counts(counts), penalty).matrix.tolist() == naive
+    assert (
+        Utility.tail_sensitive(Classes.from_counts(counts), penalty).matrix.tolist()
+        == naive
+    )
 
 
 def test_class_and_group_sensitive():
-    assert Utility.class_sensitive(CLASSES, {("cat", "newt"): -1}).matrix.tolist() == [[1, 0, -1], [0, 1, 0], [0, 0, 1]]
+    assert Utility.class_sensitive(CLASSES, {("cat", "newt"): -1}).matrix.tolist() == [
+        [1, 0, -1],
+        [0, 1, 0],
+        [0, 0, 1],
+    ]
     grouped = Utility.group_sensitive(CLASSES, "pets", "newt", -3)
     assert grouped.matrix.tolist() == [[1, 0, -3], [0, 1, -3], [0, 0, 1]]
     assert Utility.group_sensitive(CLASSES, ["newt"], ["dog"], -1).matrix[2, 1] == -1
 
 
 def test_a_data_frame_brings_its_names():
-    frame = pandas.DataFrame([[1, 0], [-5, 2]], index=["ill", "well"], columns=["well", "ill"])
+    frame = pandas.DataFrame(
+        [[1, 0], [-5, 2]], index=["ill", "well"], columns=["well", "ill"]
+    )
     utility = Utility(frame)
-    assert (utility.classes.names, utility.actions) == (("ill", "well"), ("well", "ill"))
-    assert utility.with_classes(Classes(("well", "ill"))).matrix.tolist() == [[-5, 2], [1, 0]]
+    assert (utility.classes.names, utility.actions) == (
+        ("ill", "well"),
+        ("well", "ill"),
+    )
+    assert utility.with_classes(Classes(("well", "ill"))).matrix.tolist() == [
+        [-5, 2],
+        [1, 0],
+    ]
     assert Utility.from_costs(-frame) == utility == Utility(frame, ["ill", "well"])
-    assert Utility(pandas.DataFrame(np.eye(2)), ["a", "b"]) == Utility.one_hot(["a", "b"])
-    with pytest.raises(InputError, match="the data frame names its rows ill, well, but well, ill are given"):
+    assert Utility(pandas.DataFrame(np.eye(2)), ["a", "b"]) == Utility.one_hot(
+        ["a", "b"]
+    )
+    with pytest.raises(
+        InputError,
+        match="the data frame names its rows ill, well, but well, ill are given",
+    ):
         Utility(frame, ["well", "ill"])
 
 
@@ -61,19 +94,25 @@ def test_actions_need_not_be_classes():
 
 @pytest.mark.parametrize("action", ["Malignant", "malignnat"])
 def test_an_action_called_nearly_as_a_class_is_told(action):
-    with pytest.warns(UserWarning, match=f"the action '{action}' is not a class.*did you mean 'malignant'"):
+    with pytest.warns(
+        UserWarning,
+        match=f"the action '{action}' is not a class.*did you mean 'malignant'",
+    ):
         Utility(np.eye(2), ["benign", "malignant"], ["benign", action])
 
 
 def test_classes_that_no_action_decides_for_are_named():
     with pytest.warns(
-        UserWarning, match="no action decides for b, c, as for other classes: these can never be"
+        UserWarning,
+        match="no action decides for b, c, as for other classes: these can never be",
     ) as seen:
         Utility(np.zeros((4, 3)), ["d", "c", "b", "a"], ["ask", "a", "d"])
     assert len(seen) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Utility(np.eye(2), ["ill", "well"], ["treat", "wait"])  # actions of another kind
+        Utility(
+            np.eye(2), ["ill", "well"], ["treat", "wait"]
+        )  # actions of another kind
         Utility.one_hot(["ill", "well"]).with_abstain(0.2)
     with pytest.warns(UserWarning, match="did you mean 'okapi'") as seen:
         Utility(np.eye(2), ["lion", "okapi"], ["lion", "Okapy"])
@@ -82,7 +121,10 @@ def test_classes_that_no_action_decides_for_are_named():
 
 def test_a_misspelt_row_suggests_no_misspelt_action(tmp_path):
     (tmp_path / "c.csv").write_text("true,Lion,Okapi\nLion,0,1\nOkapy,1,0\n")
-    fix = "classes Lion, Okapy do not match Lion, Okapi: 'Okapy' is in only one of them; did you mean 'Okapi'"
+    fix = (
+        "classes Lion, Okapy do not match Lion, Okapi: 'Okapy' is in only one of them;"
+        " did you mean 'Okapi'"
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(InputError, match=fix):
@@ -99,7 +141,9 @@ def test_csv_round_trip(tmp_path_factory, matrix):
 
 def test_csv_is_matched_by_name_never_by_position(tmp_path):
     path = tmp_path / "u.csv"
-    path.write_text("true,newt,refer,dog,cat\ndog,1,2,3,4\ncat,5,6,7,8\nnewt,9,10,11,12\n")
+    path.write_text(
+        "true,newt,refer,dog,cat\ndog,1,2,3,4\ncat,5,6,7,8\nnewt,9,10,11,12\n"
+    )
     utility = Utility.read_csv(path, CLASSES)
     assert utility.actions == ("cat", "dog", "newt", "refer")
     assert utility.matrix.tolist() == [[8, 7, 5, 6], [4, 3, 1, 2], [12, 11, 9, 10]]
@@ -109,7 +153,9 @@ def test_csv_is_matched_by_name_never_by_position(tmp_path):
 @pytest.mark.parametrize("delimiter", [";", "\t"])
 def test_csv_of_other_spreadsheets(tmp_path, delimiter):
     path = tmp_path / "u.csv"
-    path.write_text("\ufeff,a,b\n\na,1,0\nb,-1,1\n".replace(",", delimiter), encoding="utf-8")
+    path.write_text(
+        "\ufeff,a,b\n\na,1,0\nb,-1,1\n".replace(",", delimiter), encoding="utf-8"
+    )
     assert Utility.read_csv(path).matrix.tolist() == [[1, 0], [-1, 1]]
 
 
@@ -131,36 +177,62 @@ def test_csv_with_decimal_commas_and_with_odd_names(tmp_path):
         ("true,a,b\na,1,0\nb,nan,1\n", "u.csv: utility holds nan in row 1, column 0"),
         ("true,a,a\na,1,0\nb,0,1\n", "u.csv: action 'a' appears more than once"),
         ("true,a,b\na,1,0\na,0,1\n", "u.csv: class names must differ"),
-        ("true;a;b\na;0,5;0\nb;-1.000;1\n", "u.csv: holds both '0,5' and '-1.000': expected one decimal sign"),
-        ("0,1\n0,1\n1,0\n", "u.csv: the first line begins with the class '0': expected a first column"),
+        (
+            "true;a;b\na;0,5;0\nb;-1.000;1\n",
+            "u.csv: holds both '0,5' and '-1.000': expected one decimal sign",
+        ),
+        (
+            "0,1\n0,1\n1,0\n",
+            "u.csv: the first line begins with the class '0': expected a first column",
+        ),
         ("true,a,b\na,1,0\nb,0,1\n", "u.csv: classes a, b do not match cat, dog, newt"),
     ],
 )
 def test_bad_csv(tmp_path, text, message):
     (tmp_path / "u.csv").write_text(text)
     with pytest.raises(InputError, match=message):
-        Utility.read_csv(tmp_path / "u.csv", CLASSES if "do not match" in message else None)
+        Utility.read_csv(
+            tmp_path / "u.csv", CLASSES if "do not match" in message else None
+        )
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Utility.one_hot("cat"), "classes are the text 'cat': expected a list of names"),
+        (
+            lambda: Utility.one_hot("cat"),
+            "classes are the text 'cat': expected a list of names",
+        ),
         (lambda: Utility([1, 2]), r"shape \(2,\): expected \(classes, actions\)"),
         (lambda: Utility([[1, 2], [3]]), "rows of equal length"),
         (lambda: Utility([[1, "x"]]), "table of numbers"),
         (lambda: Utility([[np.inf, 0], [0, 1]]), "holds inf in row 0, column 0"),
-        (lambda: Utility([[1, 0], [-1e40, 1]]), r"holds -1e\+40 in row 1, column 0: expected .* at most 1e\+30"),
+        (
+            lambda: Utility([[1, 0], [-1e40, 1]]),
+            r"holds -1e\+40 in row 1, column 0: expected .* at most 1e\+30",
+        ),
         (lambda: Utility(np.eye(3), ["a", "b"]), "3 rows but there are 2 classes"),
         (lambda: Utility(np.ones((2, 5))), "5 columns for 2 classes"),
         (lambda: Utility.tail_sensitive(CLASSES, 1), "penalty 1 is not a loss"),
         (lambda: Utility.tail_sensitive(CLASSES, float("nan")), "penalty nan"),
         (lambda: Utility.tail_sensitive(Classes(("a", "b"))), "no training counts"),
-        (lambda: Utility.class_sensitive(CLASSES, {("cat", "dig"): -1}), "did you mean 'dog'"),
-        (lambda: Utility.class_sensitive(CLASSES, {("cat", "cat"): -1}), "two different classes"),
-        (lambda: Utility.group_sensitive(CLASSES, "pets", "cat"), "groups overlap in cat"),
+        (
+            lambda: Utility.class_sensitive(CLASSES, {("cat", "dig"): -1}),
+            "did you mean 'dog'",
+        ),
+        (
+            lambda: Utility.class_sensitive(CLASSES, {("cat", "cat"): -1}),
+            "two different classes",
+        ),
+        (
+            lambda: Utility.group_sensitive(CLASSES, "pets", "cat"),
+            "groups overlap in cat",
+        ),
         (lambda: Utility.one_hot(2).with_abstain([1, 2, 3]), "abstain has 3 values"),
-        (lambda: Utility.one_hot(2).with_abstain(0).with_abstain(0), "action 'abstain' already"),
+        (
+            lambda: Utility.one_hot(2).with_abstain(0).with_abstain(0),
+            "action 'abstain' already",
+        ),
         (lambda: Utility.read_csv("missing.csv"), "missing.csv: no such file"),
     ],
 )
@@ -175,24 +247,42 @@ def test_the_matrix_cannot_be_changed_behind_the_decider():
 
 
 def test_repr_of_a_large_one_is_short():
-    assert repr(Utility.tail_sensitive(Classes.from_counts(range(1, 101)))) == (
-        "Utility of 100 classes and 100 actions: values from -1 to 1, 4950 of them negative"
+    assert (
+        repr(Utility.tail_sensitive(Classes.from_counts(range(1, 101))))
+        == "Utility of 100 classes and 100 actions: values from -1 to 1, 4950 of them"
+        " negative"
     )
 
 
 def test_costs_may_be_a_file(tmp_path):
     (tmp_path / "costs.csv").write_text("true,cat,newt,vet\ncat,0,1,0.5\nnewt,50,0,2\n")
     costs = Utility.from_costs(tmp_path / "costs.csv")
-    assert (costs.actions, costs.matrix.tolist()) == (("cat", "newt", "vet"), [[0, -1, -0.5], [-50, 0, -2]])
-    assert Utility.from_costs(str(tmp_path / "costs.csv"), ["newt", "cat"]).classes.names == ("newt", "cat")
-    with pytest.raises(InputError, match=r"costs.csv names its actions: leave out actions=\['a'\]"):
+    assert (costs.actions, costs.matrix.tolist()) == (
+        ("cat", "newt", "vet"),
+        [[0, -1, -0.5], [-50, 0, -2]],
+    )
+    assert Utility.from_costs(
+        str(tmp_path / "costs.csv"), ["newt", "cat"]
+    ).classes.names == ("newt", "cat")
+    with pytest.raises(
+        InputError, match=r"costs.csv names its actions: leave out actions=\['a'\]"
+    ):
         Utility.from_costs(tmp_path / "costs.csv", actions=["a"])
 
 
 def test_dominated_actions_are_those_that_no_probability_makes_best():
     rng = np.random.default_rng(0)
-    utility = Utility.one_hot(3).with_abstain([0.4, 0.5, 0.9], "ask").with_abstain([0.4, 0.5, 0.8], "doubt")
+    utility = (
+        Utility.one_hot(3)
+        .with_abstain([0.4, 0.5, 0.9], "ask")
+        .with_abstain([0.4, 0.5, 0.8], "doubt")
+    )
     utility = utility.with_abstain([-1, -1, 0.9], "late").with_abstain(-1, "lose")
-    best = {utility.actions[a] for a in np.unique((rng.dirichlet([0.5] * 3, 20_000) @ utility.matrix).argmax(axis=1))}
+    best = {
+        utility.actions[a]
+        for a in np.unique(
+            (rng.dirichlet([0.5] * 3, 20_000) @ utility.matrix).argmax(axis=1)
+        )
+    }
     assert best.isdisjoint(utility.dominated)
     assert utility.dominated == {"doubt": "ask", "late": "2", "lose": "0"}

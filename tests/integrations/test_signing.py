@@ -1,4 +1,6 @@
-"""Signatures of exported files and run folders, made and checked with keys of openssl's form."""
+"""Signatures of exported files and run folders, made and checked with keys of openssl's
+form.
+"""
 
 import os
 import sys
@@ -21,8 +23,12 @@ def keys(tmp_path_factory):
     for name in "ab":
         key = Ed25519PrivateKey.generate()
         pem = forms.Encoding.PEM
-        private = key.private_bytes(pem, forms.PrivateFormat.PKCS8, forms.NoEncryption())
-        public = key.public_key().public_bytes(pem, forms.PublicFormat.SubjectPublicKeyInfo)
+        private = key.private_bytes(
+            pem, forms.PrivateFormat.PKCS8, forms.NoEncryption()
+        )
+        public = key.public_key().public_bytes(
+            pem, forms.PublicFormat.SubjectPublicKeyInfo
+        )
         pairs.append((folder / f"{name}.pem", folder / f"{name}-public.pem"))
         for path, content in zip(pairs[-1], (private, public), strict=True):
             path.write_bytes(content)
@@ -38,7 +44,9 @@ def test_a_file(tmp_path, keys):
     with pytest.raises(rfdlc.InputError, match="was not made with this key"):
         rfdlc.verify(file, other)
     file.write_bytes(b"Graph")
-    with pytest.raises(rfdlc.InputError, match=r"changed, added or removed .*model.onnx; do not use it"):
+    with pytest.raises(
+        rfdlc.InputError, match=r"changed, added or removed .*model.onnx; do not use it"
+    ):
         rfdlc.verify(file, public)
 
 
@@ -66,7 +74,9 @@ def test_every_change_of_a_folder_is_found(tmp_path, keys):
     assert rfdlc.verify(tmp_path / "run", public) == 3
     signature = tmp_path / "run" / "signature.json"
     signature.write_text(signature.read_text().replace("config.json", "config.jso_"))
-    with pytest.raises(rfdlc.InputError, match="was not made with this key, or was changed"):
+    with pytest.raises(
+        rfdlc.InputError, match="was not made with this key, or was changed"
+    ):
         rfdlc.verify(tmp_path / "run", public)
     (tmp_path / "run" / "link").symlink_to("config.json")
     with pytest.raises(rfdlc.InputError, match="links or devices"):
@@ -84,7 +94,12 @@ def test_what_is_no_key_or_no_signature(tmp_path, keys):
             rfdlc.sign(file, key)
     with pytest.raises(rfdlc.InputError, match="expected an Ed25519 key"):
         rfdlc.verify(file, private)
-    for text in ("{}", "[1]", "{" * 10_000, '{"format": "rfdlc-signature", "version": 1, "algorithm": "none"}'):
+    for text in (
+        "{}",
+        "[1]",
+        "{" * 10_000,
+        '{"format": "rfdlc-signature", "version": 1, "algorithm": "none"}',
+    ):
         (tmp_path / "model.onnx.sig").write_text(text)
         with pytest.raises(rfdlc.InputError):
             rfdlc.verify(file, public)
@@ -93,7 +108,9 @@ def test_what_is_no_key_or_no_signature(tmp_path, keys):
         rfdlc.sign(tmp_path, private)
 
 
-def test_commands_and_a_server_that_serves_only_what_is_signed(tmp_path, keys, capsys, monkeypatch):
+def test_commands_and_a_server_that_serves_only_what_is_signed(
+    tmp_path, keys, capsys, monkeypatch
+):
     (private, public), _ = keys
     file = tmp_path / "model.onnx"
     file.write_bytes(b"graph")
@@ -109,18 +126,35 @@ def test_commands_and_a_server_that_serves_only_what_is_signed(tmp_path, keys, c
     code, _, error = run("serve", file, "--public-key", public)
     assert (code, "is not signed" in error) == (2, True)
     assert run("sign", file, "--key", private)[0] == 0
-    assert "the signature of 1 file is valid" in run("verify", file, "--public-key", public)[1].replace("\n", " ")
+    assert "the signature of 1 file is valid" in run(
+        "verify", file, "--public-key", public
+    )[1].replace("\n", " ")
     code, _, error = run("serve", file, "--public-key", public)
-    assert (code, "has no checksum" in error) == (2, True)  # the signature is right, the graph is not
+    assert (code, "has no checksum" in error) == (
+        2,
+        True,
+    )  # the signature is right, the graph is not
 
 
-def test_without_the_package_one_line_says_how_to_get_it(tmp_path, keys, capsys, monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+def test_without_the_package_one_line_says_how_to_get_it(
+    tmp_path, keys, capsys, monkeypatch
+):
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] == "cryptography"
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    for command, option, key in (("verify", "--public-key", keys[0][1]), ("sign", "--key", keys[0][0])):
-        monkeypatch.setattr(sys, "argv", ["rfdlc", command, str(tmp_path), option, str(key)])
+    for command, option, key in (
+        ("verify", "--public-key", keys[0][1]),
+        ("sign", "--key", keys[0][0]),
+    ):
+        monkeypatch.setattr(
+            sys, "argv", ["rfdlc", command, str(tmp_path), option, str(key)]
+        )
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 2
-        assert capsys.readouterr().err == 'rfdlc: signatures need cryptography: pip install "rfdlc[sign]"\n'
+        assert (
+            capsys.readouterr().err
+            == 'rfdlc: signatures need cryptography: pip install "rfdlc[sign]"\n'
+        )

@@ -17,7 +17,11 @@ def made(counts, groups=None):
     few = np.arange(len(counts)).repeat(2)
     rng = np.random.default_rng(0)
     splits = {
-        name: Split(rng.normal(size=(len(y), 3)).astype(np.float32), y, groups=None if groups is None else groups[name])
+        name: Split(
+            rng.normal(size=(len(y), 3)).astype(np.float32),
+            y,
+            groups=None if groups is None else groups[name],
+        )
         for name, y in (("train", labels), ("val", few), ("test", few))
     }
     return Dataset.of("made", [str(c) for c in range(len(counts))], splits)
@@ -27,19 +31,29 @@ def made(counts, groups=None):
 def test_every_grid_reads_and_can_be_estimated(name):
     grid = grids.read(name)
     work = estimate(grid)
-    assert sum(count for _, count, _ in work) == sum(len(stack) for stack in grid.stacks)
+    assert sum(count for _, count, _ in work) == sum(
+        len(stack) for stack in grid.stacks
+    )
     assert all(cost > 0 for _, _, cost in work)
 
 
 def test_what_starts_late_costs_only_the_end():
-    runs = (Wanted("rf-dlc-paper", {}, 0), Wanted("rf-dlc-paper", {"utility": "tail-sensitive-by-rank"}, 0))
+    runs = (
+        Wanted("rf-dlc-paper", {}, 0),
+        Wanted("rf-dlc-paper", {"utility": "tail-sensitive-by-rank"}, 0),
+    )
     made = grids.Grid("made", Source(source="cifar100-lt", name="made"), (runs,))
     assert [work for _, _, work in estimate(made)] == [pytest.approx(3 + 0.2 * 3)]
 
 
 def test_every_line_of_every_table_can_be_run():
     """A table that asks for a run which no grid has could never be filled."""
-    known = {(grid.data.name, run.name) for grid in map(grids.read, grids.names()) for s in grid.stacks for run in s}
+    known = {
+        (grid.data.name, run.name)
+        for grid in map(grids.read, grids.names())
+        for s in grid.stacks
+        for run in s
+    }
     asked = {
         (data, line.run)
         for spec in SPECS.values()
@@ -52,17 +66,23 @@ def test_every_line_of_every_table_can_be_run():
 
 def test_the_same_run_has_one_name_in_every_grid():
     shared = {run.folder for stack in grids.read("ablations").stacks for run in stack}
-    assert shared & {run.folder for stack in grids.read("cifar100").stacks for run in stack} == {
-        f"rf-dlc-paper/seed-{seed}" for seed in (0, 1, 2)
-    }
+    assert shared & {
+        run.folder for stack in grids.read("cifar100").stacks for run in stack
+    } == {f"rf-dlc-paper/seed-{seed}" for seed in (0, 1, 2)}
     assert Wanted("ce", {"b": 1, "a": 2}, 3).folder == "ce+a=2+b=1/seed-3"
     assert Wanted("ce", {"compile": True}, 3, hold_out=0.1).folder == "ce/held-out-3"
 
 
 def test_seeds_and_settings_of_the_command_reach_every_run():
     grid = grids.read("digits", seeds=[7], extra={"epochs": "2"})
-    assert {run.seed for stack in grid.stacks for run in stack if not run.hold_out} == {7}
-    assert all(run.name.endswith("epochs=2") or "epochs=2+" in run.name for stack in grid.stacks for run in stack)
+    assert {run.seed for stack in grid.stacks for run in stack if not run.hold_out} == {
+        7
+    }
+    assert all(
+        run.name.endswith("epochs=2") or "epochs=2+" in run.name
+        for stack in grid.stacks
+        for run in stack
+    )
 
 
 def test_a_grid_that_is_not_there_is_named(tmp_path):
@@ -96,17 +116,49 @@ def read_text(tmp_path, text, **options):
         ("seeds = [0]", "seeds = []", "at least 1 item"),
         ("seeds = [0]", "seeds = [true]", "valid integer"),
         ("seeds = [0]", "", "expected whole numbers"),
-        ("seeds = [0]", "seeds = [0]\ncalibration = { hold_out = 0, seeds = [0] }", "hold_out = 0.*greater than 0"),
-        ("seeds = [0]", "seeds = [0]\ncalibration = { hold_out = 0.1 }", r"calibration.seeds = .*Field required"),
+        (
+            "seeds = [0]",
+            "seeds = [0]\ncalibration = { hold_out = 0, seeds = [0] }",
+            "hold_out = 0.*greater than 0",
+        ),
+        (
+            "seeds = [0]",
+            "seeds = [0]\ncalibration = { hold_out = 0.1 }",
+            r"calibration.seeds = .*Field required",
+        ),
         ("[data]", "[[data]]", r"data = \[.*valid dictionary"),
         ('"digits-lt"', '"digits-lt"\nfactr = 3', "did you mean 'factor'"),
-        ('"digits-lt"', '"digits-lt"\nfactor = 3', r"needs `largest`.*options = \{ factor = 3 \}"),
-        ('"digits-lt"', '"digits-lt"\nname = "few"\nlargest = "3"', "largest = '3'.*valid integer"),
+        (
+            '"digits-lt"',
+            '"digits-lt"\nfactor = 3',
+            r"needs `largest`.*options = \{ factor = 3 \}",
+        ),
+        (
+            '"digits-lt"',
+            '"digits-lt"\nname = "few"\nlargest = "3"',
+            "largest = '3'.*valid integer",
+        ),
         ('"digits-lt"', '"digits-lt"\nlargest = 30', "largest needs a name"),
-        ('"digits-lt"', '"digits-lt"\nname = "few"\nlargest = 0', "largest = 0.*greater than or equal to 1"),
-        ('"digits-lt"', '"digits-lt"\noptions = { factor = 3 }', "options needs a name"),
-        ('"digits-lt"', '"digits-lt"\ntest = "vall"', "data.test = 'vall'.*'test' or 'val'"),
-        ('"digits-lt"', '"digits-lt"\nname = "../digits"', "data.name = .*should match pattern"),
+        (
+            '"digits-lt"',
+            '"digits-lt"\nname = "few"\nlargest = 0',
+            "largest = 0.*greater than or equal to 1",
+        ),
+        (
+            '"digits-lt"',
+            '"digits-lt"\noptions = { factor = 3 }',
+            "options needs a name",
+        ),
+        (
+            '"digits-lt"',
+            '"digits-lt"\ntest = "vall"',
+            "data.test = 'vall'.*'test' or 'val'",
+        ),
+        (
+            '"digits-lt"',
+            '"digits-lt"\nname = "../digits"',
+            "data.name = .*should match pattern",
+        ),
         ("[[stacks]]", "[[stacks]]\nsedes = [1]", "did you mean 'seeds'"),
         ('[{ method = "ce" }]', "[]", "it has no runs"),
         ('[{ method = "ce" }]', '["ce"]', "runs.0 = 'ce'.*valid dictionary"),
@@ -141,7 +193,9 @@ def test_a_run_that_is_named_twice_is_one_run(tmp_path):
 
 
 def test_seeds_may_be_those_of_the_stacks_alone(tmp_path):
-    own = GRID.replace("seeds = [0]", "").replace("[[stacks]]", "[[stacks]]\nseeds = [4]")
+    own = GRID.replace("seeds = [0]", "").replace(
+        "[[stacks]]", "[[stacks]]\nseeds = [4]"
+    )
     assert [run.seed for run in read_text(tmp_path, own).stacks[0]] == [4]
 
 
@@ -152,7 +206,11 @@ def test_a_part_that_is_not_there_cannot_be_scored(tmp_path):
 
 def test_thinned_follows_the_profile_by_rank():
     data = thinned(made([40, 100, 60]), 30, 9)
-    assert data.classes.counts == (3, 30, 10)  # class 1 is the most frequent, class 0 the rarest
+    assert data.classes.counts == (
+        3,
+        30,
+        10,
+    )  # class 1 is the most frequent, class 0 the rarest
     assert len(data.test) == 6
 
 

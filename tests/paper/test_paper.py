@@ -32,14 +32,18 @@ TYPED = [
 ]
 
 
-@pytest.mark.parametrize(("table", "data", "row", "metric", "value", "deviation"), TYPED)
+@pytest.mark.parametrize(
+    ("table", "data", "row", "metric", "value", "deviation"), TYPED
+)
 def test_values_are_as_printed(table, data, row, metric, value, deviation):
     found = published(table, data, row, metric)
     assert (found.value, found.deviation) == (value, deviation)
 
 
 def test_every_table_is_there():
-    assert len({value.label for value in published_values().values()}) == 16  # of the LaTeX source
+    assert (
+        len({value.label for value in published_values().values()}) == 16
+    )  # of the LaTeX source
     assert len(published_values()) == 572
 
 
@@ -50,21 +54,35 @@ def test_empty_cells_have_no_figure_and_copied_ones_say_so():
 
 
 def test_a_value_that_two_tables_print_has_one_deviation():
-    assert published_values()["inference", "cifar100-lt", "RF-DLC", "fhr"].deviation is None  # as printed
+    assert (
+        published_values()["inference", "cifar100-lt", "RF-DLC", "fhr"].deviation
+        is None
+    )  # as printed
     assert published("inference", "cifar100-lt", "RF-DLC", "fhr").deviation == 0.78
     assert published("ensembles", "cifar100-lt", "RF-DLC", "tail").deviation == 1.49
-    assert published("cost-sensitive", "cifar100-lt", "RF-DLC", "fhr").deviation is None  # 32.31: of another run
+    assert (
+        published("cost-sensitive", "cifar100-lt", "RF-DLC", "fhr").deviation is None
+    )  # 32.31: of another run
 
 
 def test_averages_are_those_of_their_parts():
     for (table, data, row, metric), value in published_values().items():
         if metric == "fhr":
-            parts = [published(table, data, row, f"fhr{share}").value for share in (25, 50, 75)]
-            assert value.value == pytest.approx(sum(parts) / 3, abs=0.02), (table, data, row)
+            parts = [
+                published(table, data, row, f"fhr{share}").value
+                for share in (25, 50, 75)
+            ]
+            assert value.value == pytest.approx(sum(parts) / 3, abs=0.02), (
+                table,
+                data,
+                row,
+            )
 
 
 def test_the_papers_last_class_had_six_images():
-    """Its weight values are those of 500 and 6 images: the data were not at factor 100."""
+    """Its weight values are those of 500 and 6 images: the data were not at
+    factor 100.
+    """
     forms = {
         "linear": lambda n: n,
         "effective number": lambda n: (1 - 0.9999**n) / 1e-4,

@@ -29,7 +29,9 @@ def run(tmp_path):
     for seed, (name, (file, samples)) in enumerate(folders.items()):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"settings": {"combine": "mean-logits"}}))
+        (folder / "config.json").write_text(
+            json.dumps({"settings": {"combine": "mean-logits"}})
+        )
         (folder / "environment.json").write_text("{}")
         (folder / RECORD).write_text("{}")
         CLASSES.to_json(folder / "classes.json")
@@ -38,7 +40,11 @@ def run(tmp_path):
 
 
 def value(values, decision, metric, split="test"):
-    found = [f.value for f in values if (f.split, f.decision, f.metric) == (split, decision, metric)]
+    found = [
+        f.value
+        for f in values
+        if (f.split, f.decision, f.metric) == (split, decision, metric)
+    ]
     assert len(found) == 1
     return found[0]
 
@@ -55,11 +61,15 @@ def test_the_papers_decision_against_a_loop(run):
         false_head += y >= 2 and decided < 2
         gained += 1.0 if decided == y else (-1.0 if rank[decided] < rank[y] else 0.0)
     assert value(values, "argmax", "acc") == pytest.approx(100 * right / 400)
-    assert value(values, "argmax", "fhr50") == pytest.approx(100 * false_head / tail_samples)
+    assert value(values, "argmax", "fhr50") == pytest.approx(
+        100 * false_head / tail_samples
+    )
     assert value(values, "argmax", "utility") == pytest.approx(gained / 400)
     birds = found.targets == 0
     as_planes = found.scores.values.mean(0)[birds].argmax(1) == 1
-    assert value(values, "argmax", "rate_bird-plane") == pytest.approx(100 * as_planes.mean())
+    assert value(values, "argmax", "rate_bird-plane") == pytest.approx(
+        100 * as_planes.mean()
+    )
 
 
 def test_expected_utility_against_a_loop(run):
@@ -69,7 +79,10 @@ def test_expected_utility_against_a_loop(run):
     p = (np.exp(z) / np.exp(z).sum(-1, keepdims=True)).mean(0)
     right = 0
     for each, y in zip(p, found.targets, strict=True):
-        gains = [sum(each[t] * (1 if t == d else (-1 if d < t else 0)) for t in range(4)) for d in range(4)]
+        gains = [
+            sum(each[t] * (1 if t == d else (-1 if d < t else 0)) for t in range(4))
+            for d in range(4)
+        ]
         right += int(np.argmax(gains)) == y
     assert value(values, "expected-utility", "acc") == pytest.approx(100 * right / 400)
 
@@ -82,20 +95,36 @@ def test_without_held_out_samples_nothing_is_calibrated(run):
 
 def test_calibrated_decisions_trade_accuracy_for_fewer_false_heads(run):
     values, points = score(run, run.parent / "held")
-    rates = [value(values, f"calibrated {penalty}", "fhr") for penalty in ("0", "-0.25", "-1")]
+    rates = [
+        value(values, f"calibrated {penalty}", "fhr")
+        for penalty in ("0", "-0.25", "-1")
+    ]
     assert rates[0] >= rates[1] >= rates[2]
     assert rates[0] > rates[2]
     assert value(values, "calibrated 0", "acc") == value(values, "calibrated", "acc")
-    assert value(values, "calibrated", "ece") < value(values, "argmax", "ece")  # mean logits are overconfident here
-    weights = sum(p.weight for p in points if (p.decision, p.curve) == ("calibrated", "reliability"))
+    assert value(values, "calibrated", "ece") < value(
+        values, "argmax", "ece"
+    )  # mean logits are overconfident here
+    weights = sum(
+        p.weight
+        for p in points
+        if (p.decision, p.curve) == ("calibrated", "reliability")
+    )
     assert weights == pytest.approx(1)
 
 
 def test_a_light_copy_scores_as_the_folder_does(run):
     copy_light(run, run.parent / "light")
-    whole, light = score(run, run.parent / "held")[0], score(run.parent / "light", run.parent / "held")[0]
-    assert [(f.decision, f.metric) for f in whole] == [(f.decision, f.metric) for f in light]
-    np.testing.assert_allclose([f.value for f in whole], [f.value for f in light], rtol=0.02, atol=0.6)
+    whole, light = (
+        score(run, run.parent / "held")[0],
+        score(run.parent / "light", run.parent / "held")[0],
+    )
+    assert [(f.decision, f.metric) for f in whole] == [
+        (f.decision, f.metric) for f in light
+    ]
+    np.testing.assert_allclose(
+        [f.value for f in whole], [f.value for f in light], rtol=0.02, atol=0.6
+    )
 
 
 def test_writing_again_replaces_the_rows_of_a_run_and_keeps_the_others(tmp_path):
@@ -106,14 +135,22 @@ def test_writing_again_replaces_the_rows_of_a_run_and_keeps_the_others(tmp_path)
         points = [Point("test", "argmax", "reliability", 0.5, 0.25, 1.0)]
         return results.Scored({**provenance, "run": run, "seed": seed}, values, points)
 
-    results.write(tmp_path, "made", [scored("b", 0, 1.0), scored("a", 1, 3.0), scored("a", 0, 2.0)])
+    results.write(
+        tmp_path,
+        "made",
+        [scored("b", 0, 1.0), scored("a", 1, 3.0), scored("a", 0, 2.0)],
+    )
     before = {path.name: path.read_text() for path in (tmp_path / "made").iterdir()}
     results.write(tmp_path, "made", [scored("a", 0, 2.0)])
-    assert {path.name: path.read_text() for path in (tmp_path / "made").iterdir()} == before
+    assert {
+        path.name: path.read_text() for path in (tmp_path / "made").iterdir()
+    } == before
     results.write(tmp_path, "made", [scored("a", 0, 4.0)])
     found = results.Results(tmp_path)
     assert found.by_seed("made", "a", "argmax", "acc") == {0: 4.0, 1: 3.0}
-    assert found.mean("made", "a", "argmax", "acc").deviation == pytest.approx(np.std([4, 3], ddof=1))
+    assert found.mean("made", "a", "argmax", "acc").deviation == pytest.approx(
+        np.std([4, 3], ddof=1)
+    )
     assert results.finished(tmp_path, "made") == {("a", 0), ("a", 1), ("b", 0)}
     assert found.mean("made", "c", "argmax", "acc") is None
     assert len(results.curves("made", tmp_path)) == 3

@@ -1,4 +1,6 @@
-"""Nothing that trains, calibrates or chooses can read test labels: they are sealed until the final evaluation."""
+"""Nothing that trains, calibrates or chooses can read test labels: they are sealed
+until the final evaluation.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ class Sealed:
 
     def __getattr__(self, name):
         if not self.open:
-            raise AssertionError(f"test labels were read (.{name}) before the final evaluation")
+            raise AssertionError(
+                f"test labels were read (.{name}) before the final evaluation"
+            )
         return getattr(self._labels, name)
 
     def __array__(self, dtype=None, copy=None):
@@ -36,12 +40,21 @@ def data():
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1, 2], [40, 20, 10])
     train_part = Split((rng.normal(size=(70, 4)) + y[:, None]).astype(np.float32), y)
-    test_part = Split(rng.normal(size=(30, 4)).astype(np.float32), Sealed(np.arange(30) % 3))
-    return Dataset.of("sealed", ["a", "b", "c"], {"train": train_part, "test": test_part})
+    test_part = Split(
+        rng.normal(size=(30, 4)).astype(np.float32), Sealed(np.arange(30) % 3)
+    )
+    return Dataset.of(
+        "sealed", ["a", "b", "c"], {"train": train_part, "test": test_part}
+    )
 
 
 def test_sealed_labels_cannot_be_read(data):
-    for read in (lambda y: y == 0, lambda y: y.min(), lambda y: y[:3], lambda y: np.bincount(y)):
+    for read in (
+        lambda y: y == 0,
+        lambda y: y.min(),
+        lambda y: y[:3],
+        lambda y: np.bincount(y),
+    ):
         with pytest.raises((AssertionError, TypeError)):
             assert read(data.test.labels) is not False
 
@@ -62,6 +75,9 @@ def test_training_and_calibration_never_read_them(data, tmp_path, monkeypatch, r
     monkeypatch.setattr(trainer, "score_test", open_then_score)
     settings = {"epochs": 2, "hold_out": 0.2, "refit": refit, "evaluate_every": 1}
     train(data, "rf-dlc", tmp_path / "one", **settings)
-    specs = [RunSpec(tmp_path / f"many-{seed}", "ldam-drw", {**settings, "seed": seed}) for seed in (0, 1)]
+    specs = [
+        RunSpec(tmp_path / f"many-{seed}", "ldam-drw", {**settings, "seed": seed})
+        for seed in (0, 1)
+    ]
     train_many(data, specs)
     assert evaluated == ["one", "many-0", "many-1"]

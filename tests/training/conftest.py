@@ -1,4 +1,6 @@
-"""What tests of training share: double precision, a sample of logits, and steps that take simulated time."""
+"""What tests of training share: double precision, a sample of logits, and steps that
+take simulated time.
+"""
 
 import pytest
 import torch
@@ -21,7 +23,8 @@ def sample():
 
 @pytest.fixture
 def simulated_steps(monkeypatch):
-    """A function of a clock [now], of the seconds of a network's step, and of what to note of each measured network.
+    """A function of a clock [now], of the seconds of a network's step, and of what to
+    note of each measured network.
 
     Budgets are then measured on this clock, and nothing is trained.
     """
@@ -36,7 +39,9 @@ def simulated_steps(monkeypatch):
             yield
 
         monkeypatch.setattr(measuring, "epochs", steps)
-        monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+        monkeypatch.setattr(
+            "rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs
+        )
         monkeypatch.setattr("time.perf_counter", lambda: clock[0])
 
     return simulate

@@ -1,4 +1,6 @@
-"""The operations of `networks/fused/kernels.py` in torch: their reference, by which the chain is tested on a CPU."""
+"""The operations of `networks/fused/kernels.py` in torch: their reference, by which the
+chain is tested on a CPU.
+"""
 
 import torch
 from torch import Tensor
@@ -9,14 +11,20 @@ from rfdlc.training.networks.stack import EPSILON, MOMENTUM
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    y = _apart(functional.conv2d(_together(x), weight, None, stride, 1, 1, len(x)), len(x))
+    y = _apart(
+        functional.conv2d(_together(x), weight, None, stride, 1, 1, len(x)), len(x)
+    )
     return y, _sums(y, y)
 
 
-def input_gradient(dy: Tensor, weight: Tensor, stride: int, shortcut: Tensor | None = None) -> Tensor:
+def input_gradient(
+    dy: Tensor, weight: Tensor, stride: int, shortcut: Tensor | None = None
+) -> Tensor:
     networks, batch, height, width, _ = dy.shape
     size = (batch, networks * weight.shape[1], height * stride, width * stride)
-    dx = _apart(conv2d_input(size, weight, _together(dy), stride, 1, 1, networks), networks)
+    dx = _apart(
+        conv2d_input(size, weight, _together(dy), stride, 1, 1, networks), networks
+    )
     if shortcut is not None:
         padding = (shortcut.shape[4] - dx.shape[4]) // 2
         dx[:, :, ::2, ::2] += shortcut[..., padding : padding + dx.shape[4]]
@@ -29,14 +37,21 @@ def weight_gradient(dy: Tensor, x: Tensor, stride: int) -> Tensor:
 
 
 def statistics(
-    partial: Tensor, count: int, gamma: Tensor, beta: Tensor, running_mean: Tensor, running_variance: Tensor
+    partial: Tensor,
+    count: int,
+    gamma: Tensor,
+    beta: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
 ) -> Tensor:
     mean, squares = (partial.sum(1) / count).unbind(1)
     variance = squares - mean**2
     inverse = (variance + EPSILON).rsqrt()
     scale = gamma.view_as(mean) * inverse
     running_mean.lerp_(mean.flatten().to(running_mean), MOMENTUM)
-    running_variance.lerp_((variance * count / (count - 1)).flatten().to(running_variance), MOMENTUM)
+    running_variance.lerp_(
+        (variance * count / (count - 1)).flatten().to(running_variance), MOMENTUM
+    )
     return torch.stack([scale, beta.view_as(mean) - mean * scale, mean, inverse])
 
 
@@ -45,7 +60,9 @@ def norm_gradient(partial: Tensor, count: int, known: Tensor) -> Tensor:
     scale, _, mean, inverse = known
     by_gamma = inverse * (products - mean * total)
     slope = -scale * inverse * by_gamma / count
-    return torch.stack([scale, slope, -scale * total / count - slope * mean, by_gamma, total])
+    return torch.stack(
+        [scale, slope, -scale * total / count - slope * mean, by_gamma, total]
+    )
 
 
 def activate(y: Tensor, known: Tensor, shortcut: Tensor | None = None) -> Tensor:
@@ -58,7 +75,9 @@ def activate(y: Tensor, known: Tensor, shortcut: Tensor | None = None) -> Tensor
     return value.relu().to(y.dtype)
 
 
-def gate(dz: Tensor, shortcut: Tensor | None, active: Tensor | None, y: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+def gate(
+    dz: Tensor, shortcut: Tensor | None, active: Tensor | None, y: Tensor, known: Tensor
+) -> tuple[Tensor, Tensor]:
     gradient = dz if shortcut is None else dz + shortcut
     if active is None:
         return dz, _sums(_opened(gradient, y, known), y)
@@ -66,9 +85,13 @@ def gate(dz: Tensor, shortcut: Tensor | None, active: Tensor | None, y: Tensor, 
     return gradient, _sums(gradient, y)
 
 
-def norm_input_gradient(gradient: Tensor, y: Tensor, known: Tensor, factors: Tensor, gated: bool) -> Tensor:
+def norm_input_gradient(
+    gradient: Tensor, y: Tensor, known: Tensor, factors: Tensor, gated: bool
+) -> Tensor:
     a, b, constant = (_channels(factor) for factor in factors[:3])
-    return (a * (gradient if gated else _opened(gradient, y, known)) + b * y + constant).to(y.dtype)
+    return (
+        a * (gradient if gated else _opened(gradient, y, known)) + b * y + constant
+    ).to(y.dtype)
 
 
 def _opened(gradient: Tensor, y: Tensor, known: Tensor) -> Tensor:
@@ -78,7 +101,9 @@ def _opened(gradient: Tensor, y: Tensor, known: Tensor) -> Tensor:
 def _sums(values: Tensor, others: Tensor) -> Tensor:
     """(K, 1, 2, C)."""
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    return torch.stack([wide.sum((1, 2, 3)), (wide * others).sum((1, 2, 3))], 1)[:, None]
+    return torch.stack([wide.sum((1, 2, 3)), (wide * others).sum((1, 2, 3))], 1)[
+        :, None
+    ]
 
 
 def _channels(values: Tensor) -> Tensor:

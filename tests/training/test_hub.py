@@ -1,4 +1,6 @@
-"""Models as folders that others load, and the hub, of which only what reaches it is tested here: nothing is sent."""
+"""Models as folders that others load, and the hub, of which only what reaches it is
+tested here: nothing is sent.
+"""
 
 import json
 import warnings
@@ -14,7 +16,9 @@ from rfdlc.training import hub
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return rfdlc.train("digits-lt", "rf-dlc", tmp_path_factory.mktemp("hub") / "run", epochs=2)
+    return rfdlc.train(
+        "digits-lt", "rf-dlc", tmp_path_factory.mktemp("hub") / "run", epochs=2
+    )
 
 
 def test_a_saved_model_predicts_and_decides_as_before(model, tmp_path):
@@ -23,14 +27,21 @@ def test_a_saved_model_predicts_and_decides_as_before(model, tmp_path):
     other = rfdlc.Model.load(model.path)
     other.decider = other.decider.replace(utility=utility, target_prior="train")
     loaded = rfdlc.Model.from_pretrained(other.save_pretrained(tmp_path / "saved"))
-    assert np.array_equal(loaded.predict(images).scores.values, model.predict(images).scores.values)
+    assert np.array_equal(
+        loaded.predict(images).scores.values, model.predict(images).scores.values
+    )
     assert np.array_equal(loaded.decide(images), other.decide(images))
     assert loaded.decider.utility.actions[-1] == "abstain"
     names = {file.name for file in (tmp_path / "saved").iterdir()}
     assert names >= {"config.json", "model.safetensors", "decider.json", "README.md"}
     assert not names & {"last.ckpt", "predictions.npz", "held-out.npz", ".lock"}
-    card, found = (tmp_path / "saved" / "README.md").read_text(), rfdlc.Predictions.load(model.path / "predictions.npz")
-    assert str(rfdlc.evaluate(found, decider=other.decider)) in card  # of the decisions that are shared
+    card, found = (
+        (tmp_path / "saved" / "README.md").read_text(),
+        rfdlc.Predictions.load(model.path / "predictions.npz"),
+    )
+    assert (
+        str(rfdlc.evaluate(found, decider=other.decider)) in card
+    )  # of the decisions that are shared
     assert "abstain" in card
 
 
@@ -45,22 +56,38 @@ def test_saving_again_keeps_a_readme_and_takes_the_new_decider(model, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the card is still right
         other.save_pretrained(tmp_path / "same")
-    other.decider = other.decider.replace(utility=rfdlc.Utility.one_hot(other.classes).with_abstain(0.7))
-    with pytest.warns(UserWarning, match=r"README.md was kept, but is about other decisions: edit it, or delete it"):
+    other.decider = other.decider.replace(
+        utility=rfdlc.Utility.one_hot(other.classes).with_abstain(0.7)
+    )
+    with pytest.warns(
+        UserWarning,
+        match=(
+            r"README.md was kept, but is about other decisions: edit it, or delete it"
+        ),
+    ):
         other.save_pretrained(tmp_path / "costs")
     assert (tmp_path / "costs" / "README.md").read_text() == card
     model.save_pretrained(folder)
-    assert rfdlc.Decider.load(folder / "decider.json").decided_for == model.decider.decided_for
+    assert (
+        rfdlc.Decider.load(folder / "decider.json").decided_for
+        == model.decider.decided_for
+    )
 
 
 def test_names_of_files_that_were_left_out_are_not_shared(tmp_path):
     lines = [f"{i},{i % 7},{'ab'[i % 2]}" for i in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["x,z,kind", *lines, "3,4,"]))
     data = rfdlc.load(tmp_path / "t.csv", target="kind", skip_broken=True)
-    data = replace(data, skipped=(f'{tmp_path}/gone "x".png: the file does not exist',), notes=("a note",))
+    data = replace(
+        data,
+        skipped=(f'{tmp_path}/gone "x".png: the file does not exist',),
+        notes=("a note",),
+    )
     model = rfdlc.train(data, "ce", tmp_path / "run", epochs=1)
     assert "gone " in (model.path / "config.json").read_text()
-    shared = json.loads((model.save_pretrained(tmp_path / "saved") / "config.json").read_text())
+    shared = json.loads(
+        (model.save_pretrained(tmp_path / "saved") / "config.json").read_text()
+    )
     assert shared["data"]["notes"] == ["a note", "broken, left out: 1"]
     own = json.loads((model.path / "config.json").read_text())
     assert {**own["data"], "notes": []} == {**shared["data"], "notes": []}
@@ -79,8 +106,14 @@ def test_the_hub_gets_the_saved_files_and_keeps_its_card(model, monkeypatch, des
         def file_exists(self, name, file):
             return described and (name, file) == ("me/digits", "README.md")
 
-        def upload_folder(self, repo_id, folder_path, commit_message, ignore_patterns=None):
-            kept = [file for file in folder_path.iterdir() if file.name not in (ignore_patterns or ())]
+        def upload_folder(
+            self, repo_id, folder_path, commit_message, ignore_patterns=None
+        ):
+            kept = [
+                file
+                for file in folder_path.iterdir()
+                if file.name not in (ignore_patterns or ())
+            ]
             sent["files"] = {file.name: file.read_bytes() for file in kept}
             return f"https://huggingface.co/{repo_id}"
 
@@ -95,17 +128,24 @@ def test_the_hub_gets_the_saved_files_and_keeps_its_card(model, monkeypatch, des
 def test_the_hub_is_asked_for_the_files_of_a_model_alone(model, monkeypatch, tmp_path):
     folder, asked = model.save_pretrained(tmp_path / "saved"), {}
     monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", lambda name, **more: asked.update(more, name=name) or folder
+        "huggingface_hub.snapshot_download",
+        lambda name, **more: asked.update(more, name=name) or folder,
     )
     loaded = rfdlc.Model.from_pretrained("me/digits", revision="v1")
     assert loaded.classes.names == model.classes.names
-    assert asked == {"name": "me/digits", "revision": "v1", "allow_patterns": [*hub.NEEDED, *hub.OTHERS]}
+    assert asked == {
+        "name": "me/digits",
+        "revision": "v1",
+        "allow_patterns": [*hub.NEEDED, *hub.OTHERS],
+    }
 
 
 def test_without_a_network_one_line_says_so(model, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(InputError, match=r"me/absent could not be loaded .*save_pretrained") as found:
+    with pytest.raises(
+        InputError, match=r"me/absent could not be loaded .*save_pretrained"
+    ) as found:
         rfdlc.Model.from_pretrained("me/absent")
     assert "\n" not in str(found.value)
     with pytest.raises(InputError, match="me/digits could not be written") as found:

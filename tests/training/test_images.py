@@ -1,4 +1,6 @@
-"""Predicting images as people have them: in class folders, in one folder, alone, and of any size."""
+"""Predicting images as people have them: in class folders, in one folder, alone, and of
+any size.
+"""
 
 import numpy as np
 import pytest
@@ -24,7 +26,15 @@ def trained(tmp_path_factory):
         for i in range(count):
             paint(root / colour / f"{i}.png", colour, side=16 + i)
     data = rfdlc.load(root, image_size=12)
-    return rfdlc.train(data, "rf-dlc", root.parent / "run", epochs=6, backbone="mlp", widths=(16,), hold_out=0.2)
+    return rfdlc.train(
+        data,
+        "rf-dlc",
+        root.parent / "run",
+        epochs=6,
+        backbone="mlp",
+        widths=(16,),
+        hold_out=0.2,
+    )
 
 
 def test_a_folder_without_classes(trained, tmp_path):
@@ -33,13 +43,19 @@ def test_a_folder_without_classes(trained, tmp_path):
     found = trained.predict(tmp_path)
     assert found.ids.tolist() == ["0.png", "1.png", "2.png"]
     assert found.targets is None
-    assert [found.classes.names[i] for i in trained.decide(tmp_path)] == ["red", "blue", "green"]
+    assert [found.classes.names[i] for i in trained.decide(tmp_path)] == [
+        "red",
+        "blue",
+        "green",
+    ]
 
 
 def test_class_folders_give_labels_and_nothing_is_held_out(trained, tmp_path):
     for i in range(5):
         paint(tmp_path / "green" / f"{i}.png", "green")
-    found = trained.predict(tmp_path)  # one class only, which is too few to train on and enough to predict
+    found = trained.predict(
+        tmp_path
+    )  # one class only, which is too few to train on and enough to predict
     assert found.targets.tolist() == [trained.classes.names.index("green")] * 5
 
 
@@ -74,11 +90,19 @@ def test_what_cannot_be_predicted(trained, tmp_path):
 
 
 def test_runs_of_one_call_decode_at_one_size(tmp_path):
-    """Each run ends as `train` would have left it, so files are not decoded at the size of the first run."""
+    """Each run ends as `train` would have left it, so files are not decoded at the size
+    of the first run.
+    """
     for i in range(8):
         paint(tmp_path / "photos" / "red" / f"{i}.png", "red", side=16 + i)
         paint(tmp_path / "photos" / "blue" / f"{i}.png", "blue", side=16 + i)
-    specs = [rfdlc.RunSpec(tmp_path / f"{size}", "ce", {"image_size": size, "epochs": 1}) for size in (8, 16)]
-    with pytest.raises(InputError, match="networks expect images of different sizes or scales: train each of them"):
+    specs = [
+        rfdlc.RunSpec(tmp_path / f"{size}", "ce", {"image_size": size, "epochs": 1})
+        for size in (8, 16)
+    ]
+    with pytest.raises(
+        InputError,
+        match="networks expect images of different sizes or scales: train each of them",
+    ):
         rfdlc.train_many(tmp_path / "photos", specs)
     assert not (tmp_path / "8").exists()

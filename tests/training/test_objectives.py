@@ -1,4 +1,6 @@
-"""Every term equals a naive loop, a sample and particle at a time, in float64; gradients pass gradcheck."""
+"""Every term equals a naive loop, a sample and particle at a time, in float64;
+gradients pass gradcheck.
+"""
 
 import math
 
@@ -47,7 +49,9 @@ def naive_log_p(row, y, prior_tau=0.0, margin=0.0, scale=30.0):
     return [v - total for v in z]
 
 
-def naive(logits, target, epoch, *, after, weights, taus=(0, 0, 0), margin=0.0, term=None):
+def naive(
+    logits, target, epoch, *, after, weights, taus=(0, 0, 0), margin=0.0, term=None
+):
     """Mean over particles of the weighted mean over samples."""
     value = 0.0
     for m in range(M):
@@ -59,7 +63,10 @@ def naive(logits, target, epoch, *, after, weights, taus=(0, 0, 0), margin=0.0, 
             top, bottom = top - w * log_p[y], bottom + w
             if term is not None:
                 value_here, weight_here = term(log_p, y)
-                gain, gain_bottom = gain + value_here * weight_here, gain_bottom + weight_here
+                gain, gain_bottom = (
+                    gain + value_here * weight_here,
+                    gain_bottom + weight_here,
+                )
         value += top / bottom / M
         if term is not None and epoch > after:
             value -= gain / gain_bottom / M
@@ -67,20 +74,32 @@ def naive(logits, target, epoch, *, after, weights, taus=(0, 0, 0), margin=0.0, 
 
 
 @pytest.mark.parametrize("epoch", [3, 4])
-@pytest.mark.parametrize("form", ["constant", "linear", "sqrt", "log", "power", "effective"])
+@pytest.mark.parametrize(
+    "form", ["constant", "linear", "sqrt", "log", "power", "effective"]
+)
 def test_weighted_likelihood(sample, form, epoch):
     weights = class_weights(COUNTS, form, power=0.7, beta=0.99)
     loss = CompositeLoss([], [NegativeLogLikelihood(weights, after=3)])
     expected = naive(*sample, epoch, after=3, weights=weights)
-    assert float(mean_loss(loss(*sample, torch.tensor(epoch)))) == pytest.approx(expected, rel=1e-12)
+    assert float(mean_loss(loss(*sample, torch.tensor(epoch)))) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_class_weights_by_hand():
-    assert class_weights(COUNTS, "effective", beta=0.9)[2] == pytest.approx((1 - 0.9) / (1 - 0.9**3))
-    assert class_weights(COUNTS, "log")[3] == pytest.approx(1 / math.log(2))  # one sample: finite
+    assert class_weights(COUNTS, "effective", beta=0.9)[2] == pytest.approx(
+        (1 - 0.9) / (1 - 0.9**3)
+    )
+    assert class_weights(COUNTS, "log")[3] == pytest.approx(
+        1 / math.log(2)
+    )  # one sample: finite
     assert class_weights([0, 5], "linear").tolist() == [1.0, 0.2]
-    assert class_weights([10, 10], "constant", target_prior=[0.9, 0.1]) == pytest.approx([1.8, 0.2])
-    assert log_prior([0, 3]).tolist() == pytest.approx([math.log(1 / 4), math.log(3 / 4)])
+    assert class_weights(
+        [10, 10], "constant", target_prior=[0.9, 0.1]
+    ) == pytest.approx([1.8, 0.2])
+    assert log_prior([0, 3]).tolist() == pytest.approx(
+        [math.log(1 / 4), math.log(3 / 4)]
+    )
 
 
 def test_margin_and_prior_in_the_likelihood(sample):
@@ -90,7 +109,9 @@ def test_margin_and_prior_in_the_likelihood(sample):
         naive(*sample, 1, after=0, weights=ones, margin=0.5)
     )
     taus = (0.0, 1.0, 2.0)
-    loss = CompositeLoss([PriorInLikelihood(log_prior(COUNTS), taus)], [NegativeLogLikelihood(ones)])
+    loss = CompositeLoss(
+        [PriorInLikelihood(log_prior(COUNTS), taus)], [NegativeLogLikelihood(ones)]
+    )
     assert float(mean_loss(loss(*sample, torch.tensor(1)))) == pytest.approx(
         naive(*sample, 1, after=0, weights=ones, taus=taus)
     )
@@ -102,45 +123,77 @@ def test_utility_terms(sample, epoch):
     terms = {
         "row by sample": (
             Gain(UTILITY, 0.3, sample_weights=weights, after=3),
-            lambda log_p, y: (sum(UTILITY[y, c] * log_p[c] for c in range(C)) / 0.3, weights[y]),
+            lambda log_p, y: (
+                sum(UTILITY[y, c] * log_p[c] for c in range(C)) / 0.3,
+                weights[y],
+            ),
         ),
         "authors": (
             Gain(UTILITY, 0.3, column_weights=weights, after=3),
-            lambda log_p, y: (sum(weights[c] * UTILITY[y, c] * log_p[c] for c in range(C)) / 0.3, 1.0),
+            lambda log_p, y: (
+                sum(weights[c] * UTILITY[y, c] * log_p[c] for c in range(C)) / 0.3,
+                1.0,
+            ),
         ),
         "bounded": (
             Gain(UTILITY, 0.3, bounded=True, sample_weights=weights, after=3),
-            lambda log_p, y: (sum(UTILITY[y, c] * math.exp(log_p[c]) for c in range(C)) / 0.3, weights[y]),
+            lambda log_p, y: (
+                sum(UTILITY[y, c] * math.exp(log_p[c]) for c in range(C)) / 0.3,
+                weights[y],
+            ),
         ),
         "column": (
             Gain(UTILITY.T, 0.3, after=3),
-            lambda log_p, y: (sum(UTILITY[c, y] * log_p[c] for c in range(C)) / 0.3, 1.0),
+            lambda log_p, y: (
+                sum(UTILITY[c, y] * log_p[c] for c in range(C)) / 0.3,
+                1.0,
+            ),
         ),
     }
     for ours, term in terms.values():
         loss = CompositeLoss([], [NegativeLogLikelihood(weights, after=3), ours])
         expected = naive(*sample, epoch, after=3, weights=weights, term=term)
-        assert float(mean_loss(loss(*sample, torch.tensor(epoch)))) == pytest.approx(expected, rel=1e-12)
+        assert float(mean_loss(loss(*sample, torch.tensor(epoch)))) == pytest.approx(
+            expected, rel=1e-12
+        )
 
 
 def test_the_whole_of_the_paper(sample):
-    """Margins inside every log p, the utility's too; weights and utility after the deferred epoch."""
+    """Margins inside every log p, the utility's too; weights and utility after the
+    deferred epoch.
+    """
     settings = TrainConfig(
-        particles=3, weights="linear", margin=0.5, deferred=0.8, epochs=10, alpha=0.3, utility_weights="columns"
+        particles=3,
+        weights="linear",
+        margin=0.5,
+        deferred=0.8,
+        epochs=10,
+        alpha=0.3,
+        utility_weights="columns",
     )
     weights = class_weights(COUNTS)
     loss = integrated_gain(settings, Classes.from_counts(list(COUNTS)), UTILITY)
-    term = lambda log_p, y: (sum(weights[c] * UTILITY[y, c] * log_p[c] for c in range(C)) / 0.3, 1.0)  # noqa: E731
+    term = lambda log_p, y: (
+        sum(weights[c] * UTILITY[y, c] * log_p[c] for c in range(C)) / 0.3,
+        1.0,
+    )
     for epoch in (8, 9):
-        expected = naive(*sample, epoch, after=8, weights=weights, margin=0.5, term=term)
-        assert float(mean_loss(loss(*sample, torch.tensor(epoch)))) == pytest.approx(expected, rel=1e-12)
+        expected = naive(
+            *sample, epoch, after=8, weights=weights, margin=0.5, term=term
+        )
+        assert float(mean_loss(loss(*sample, torch.tensor(epoch)))) == pytest.approx(
+            expected, rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("epoch", [1, 9])
 def test_gradients_of_every_term(sample, epoch):
     logits, target = sample
     weights = class_weights(COUNTS)
-    shifts = [Margin(margins(COUNTS), 3.0), PriorInLikelihood(log_prior(COUNTS), (0.0, 1.0, 2.0))]
+    shifts = [
+        Margin(margins(COUNTS), 3.0),
+        PriorInLikelihood(log_prior(COUNTS), (0.0, 1.0, 2.0)),
+    ]
     terms = [
         NegativeLogLikelihood(weights, 5),
         Gain(UTILITY, 0.5, sample_weights=weights, after=5),
@@ -150,16 +203,22 @@ def test_gradients_of_every_term(sample, epoch):
     for term in terms:
         loss = CompositeLoss(shifts, [term])
         leaf = logits.clone().requires_grad_()
-        assert torch.autograd.gradcheck(lambda z, o=loss: mean_loss(o(z, target, torch.tensor(epoch))), (leaf,))
+        assert torch.autograd.gradcheck(
+            lambda z, o=loss: mean_loss(o(z, target, torch.tensor(epoch))), (leaf,)
+        )
 
 
 def test_mixed_targets_equal_soft_targets(sample):
-    """Weighing the loss of both labels is cross-entropy with the mixed label, prior in the likelihood included."""
+    """Weighing the loss of both labels is cross-entropy with the mixed label, prior in
+    the likelihood included.
+    """
     logits, target = sample
     shift = PriorInLikelihood(log_prior(COUNTS), (1.0,))
     loss = CompositeLoss([shift], [NegativeLogLikelihood(np.ones(C))])
     other, epoch = target.roll(1), torch.tensor(1)
-    mixed = 0.3 * mean_loss(loss(logits, target, epoch)) + 0.7 * mean_loss(loss(logits, other, epoch))
+    mixed = 0.3 * mean_loss(loss(logits, target, epoch)) + 0.7 * mean_loss(
+        loss(logits, other, epoch)
+    )
     soft = 0.3 * torch.eye(C)[target] + 0.7 * torch.eye(C)[other]
     log_p = (logits + torch.as_tensor(log_prior(COUNTS))).log_softmax(-1)
     assert torch.allclose(mixed, -(soft * log_p).sum(-1).mean())
@@ -180,7 +239,9 @@ def test_repulsion(kind):
             elif kind == "head-normalised":
                 per_particle.append((w / np.sqrt((w**2).sum(0))).ravel())
             else:
-                per_particle.append((np.exp(z) / np.exp(z).sum(1, keepdims=True)).ravel())
+                per_particle.append(
+                    (np.exp(z) / np.exp(z).sum(1, keepdims=True)).ravel()
+                )
         values = np.stack(per_particle)
         logs = [math.log(((v - v.mean()) ** 2).mean() + FLOORS[kind]) for v in values.T]
         expected = -2.0 / 2 * math.exp(-10 / 40) * sum(logs) / len(logs)
@@ -199,7 +260,10 @@ def test_repulsion_of_equal_particles_is_finite():
 
 
 def test_schedules():
-    step = [rate(e, 100, "step", warmup=5, milestones=(0.6, 0.8), decay=0.1) for e in (1, 60, 61, 80, 81, 100)]
+    step = [
+        rate(e, 100, "step", warmup=5, milestones=(0.6, 0.8), decay=0.1)
+        for e in (1, 60, 61, 80, 81, 100)
+    ]
     assert step == pytest.approx([0.2, 1, 0.1, 0.1, 0.01, 0.01])
     assert rate(1, 10, "cosine") == 1
     assert rate(6, 10, "cosine") == pytest.approx(0.5)

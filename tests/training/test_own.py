@@ -1,4 +1,6 @@
-"""Losses, methods and backbones of a user's own: what cannot work is refused, in words that name the fix."""
+"""Losses, methods and backbones of a user's own: what cannot work is refused, in words
+that name the fix.
+"""
 
 import json
 
@@ -31,7 +33,9 @@ SHAPED = {
 
 
 class Buffered(nn.Module):
-    """The loss of a function, with a number for every run of its own: such runs are computed by one mapped call."""
+    """The loss of a function, with a number for every run of its own: such runs are
+    computed by one mapped call.
+    """
 
     def __init__(self, loss, number):
         super().__init__()
@@ -47,10 +51,20 @@ class Buffered(nn.Module):
 @pytest.mark.parametrize("micro_batch", [False, True])
 def test_a_loss_of_a_wrong_shape_is_refused(shape, runs, micro_batch):
     losses = RunLosses([Buffered(SHAPED[shape], float(run)) for run in range(runs)])
-    batch = GlobalBatch(torch.tensor(B), [[torch.tensor(B)]], 1) if micro_batch else None
-    text = rf"returned the shape {shape} for 2 particles, 6 samples and 4 classes: expected .*, (2, 6) or (6,); it"
+    batch = (
+        GlobalBatch(torch.tensor(B), [[torch.tensor(B)]], 1) if micro_batch else None
+    )
+    text = (
+        rf"returned the shape {shape} for 2 particles, 6 samples and 4 classes:"
+        r" expected .*, (2, 6) or (6,); it"
+    )
     with pytest.raises(InputError, match=text.replace("(", r"\(").replace(")", r"\)")):
-        losses(torch.zeros(runs, M, B, C), torch.zeros(runs, B, dtype=torch.int64), torch.zeros(()), batch)
+        losses(
+            torch.zeros(runs, M, B, C),
+            torch.zeros(runs, B, dtype=torch.int64),
+            torch.zeros(()),
+            batch,
+        )
 
 
 def test_losses_of_documented_shapes_are_taken():
@@ -61,25 +75,43 @@ def test_losses_of_documented_shapes_are_taken():
         (z[0].mean(-1), torch.ones(B)),
         [z[0].mean(-1), z[0].mean((0, 2))],
     ):
-        assert RunLosses([lambda *given, result=result: result])(z, y, torch.zeros(())).shape == (1,)
+        assert RunLosses([lambda *given, result=result: result])(
+            z, y, torch.zeros(())
+        ).shape == (1,)
 
 
 def test_training_with_a_loss_of_a_wrong_shape_stops_at_once(tmp_path, monkeypatch):
-    wrong = Method("wrong", "here", {"head": "linear"}, loss=lambda *given: lambda z, y, epoch: -z.log_softmax(-1))
+    wrong = Method(
+        "wrong",
+        "here",
+        {"head": "linear"},
+        loss=lambda *given: lambda z, y, epoch: -z.log_softmax(-1),
+    )
     monkeypatch.setitem(METHODS, "wrong", wrong)
     for number, accumulate in enumerate((1, 2)):
         with pytest.raises(InputError, match="the loss returned the shape"):
-            rfdlc.train("digits-lt", "wrong", tmp_path / str(number), accumulate=accumulate, **SMALL)
+            rfdlc.train(
+                "digits-lt",
+                "wrong",
+                tmp_path / str(number),
+                accumulate=accumulate,
+                **SMALL,
+            )
 
 
 def test_a_run_of_a_method_that_is_not_registered(tmp_path, monkeypatch):
     monkeypatch.setitem(METHODS, "mine", Method("mine", "here", {"head": "linear"}))
     rfdlc.train("digits-lt", "mine", tmp_path / "run", **SMALL)
     monkeypatch.undo()
-    fix = "one of your own must be registered first: `rfdlc --import MODULE ...`; in Python, "
+    fix = (
+        "one of your own must be registered first: `rfdlc --import MODULE ...`; in"
+        " Python, "
+    )
     fix += "register it in rfdlc.methods.METHODS, then call"
     for call in (rfdlc.Model.load, rfdlc.resume):
-        with pytest.raises(InputError, match=rf"its method 'mine' .*{fix} rfdlc.resume"):
+        with pytest.raises(
+            InputError, match=rf"its method 'mine' .*{fix} rfdlc.resume"
+        ):
             call(tmp_path / "run")
     result = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
     assert fix in str(result.exception)
@@ -87,7 +119,10 @@ def test_a_run_of_a_method_that_is_not_registered(tmp_path, monkeypatch):
 
 def test_what_python_may_do_where_the_command_has_force(tmp_path):
     rfdlc.train("digits-lt", "ce", tmp_path / "run", **SMALL)
-    with pytest.raises(InputError, match=r"\(in Python rfdlc.resume\), .*\(--force; in Python, remove it first\)"):
+    with pytest.raises(
+        InputError,
+        match=r"\(in Python rfdlc.resume\), .*\(--force; in Python, remove it first\)",
+    ):
         rfdlc.train("digits-lt", "ce", tmp_path / "run", **SMALL)
 
 
@@ -96,41 +131,62 @@ def test_a_backbone_that_cannot_take_the_samples_is_named(tmp_path):
         return nn.Sequential(nn.Flatten(), nn.Linear(10, 4))
 
     told = (
-        r"the backbone narrow cannot take a batch of shape \(2, 1, 8, 8\).*mat1 and mat2.*samples of shape \(1, 8, 8\)"
+        r"the backbone narrow cannot take a batch of shape \(2, 1, 8, 8\).*mat1 and"
+        r" mat2.*samples of shape \(1, 8, 8\)"
     )
     with pytest.raises(InputError, match=told):
         rfdlc.train("digits-lt", "ce", tmp_path / "run", backbone=narrow, epochs=1)
 
 
 def test_a_backbone_without_parameters_is_refused(tmp_path):
-    with pytest.raises(InputError, match="the backbone Flatten has no parameters to train: use backbone=mlp"):
-        rfdlc.train("digits-lt", "ce", tmp_path / "run", backbone=nn.Flatten(), epochs=1)
+    with pytest.raises(
+        InputError,
+        match="the backbone Flatten has no parameters to train: use backbone=mlp",
+    ):
+        rfdlc.train(
+            "digits-lt", "ce", tmp_path / "run", backbone=nn.Flatten(), epochs=1
+        )
     assert not (tmp_path / "run").exists()
 
 
-# -- the class prior that a method's probabilities carry -----------------------------------------------------------
+# -- the class prior that a method's probabilities carry
+# --------------------------------------------------------------------------------------
 
 COUNTS = np.array([80.0, 15.0, 5.0])
 
 
 def prior_of(monkeypatch, **fields):
-    monkeypatch.setitem(METHODS, "mine", Method("mine", "here", {"head": "linear"}, **fields))
-    return new_decider("mine", resolve("mine", "", {})[1], rfdlc.Classes.from_counts(COUNTS.astype(int))).train_prior
+    monkeypatch.setitem(
+        METHODS, "mine", Method("mine", "here", {"head": "linear"}, **fields)
+    )
+    return new_decider(
+        "mine",
+        resolve("mine", "", {})[1],
+        rfdlc.Classes.from_counts(COUNTS.astype(int)),
+    ).train_prior
 
 
-@pytest.mark.parametrize(("sampling", "power"), [("shuffle", 1), ("sqrt", 0.5), ("balanced", 0)])
+@pytest.mark.parametrize(
+    ("sampling", "power"), [("shuffle", 1), ("sqrt", 0.5), ("balanced", 0)]
+)
 @pytest.mark.parametrize("trains", ["all", "head"])
-def test_the_prior_follows_the_last_stage_that_trains_a_head(monkeypatch, sampling, power, trains):
+def test_the_prior_follows_the_last_stage_that_trains_a_head(
+    monkeypatch, sampling, power, trains
+):
     late = Stage(epochs=1, trains=trains, settings={"sampling": sampling})
     drawn = COUNTS**power / (COUNTS**power).sum()
     assert prior_of(monkeypatch, stages=(Stage(), late)) == pytest.approx(drawn)
     router = Stage(epochs=1, trains="router", settings={"sampling": "balanced"})
-    assert prior_of(monkeypatch, stages=(Stage(), late, router), combination=routed) == pytest.approx(drawn)
+    assert prior_of(
+        monkeypatch, stages=(Stage(), late, router), combination=routed
+    ) == pytest.approx(drawn)
 
 
 def test_class_weights_of_the_last_stage_move_the_prior(monkeypatch):
     weighted = Stage(epochs=1, trains="head", settings={"weights": "linear"})
-    assert prior_of(monkeypatch, stages=(Stage(), weighted)) == pytest.approx([1 / 3] * 3)
+    assert prior_of(monkeypatch, stages=(Stage(), weighted)) == pytest.approx(
+        [1 / 3] * 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,25 +198,35 @@ def test_class_weights_of_the_last_stage_move_the_prior(monkeypatch):
     ],
 )
 def test_a_method_names_its_prior_where_it_does_not_follow(monkeypatch, prior, carried):
-    balanced = (Stage(), Stage(epochs=1, trains="head", settings={"sampling": "balanced"}))
+    balanced = (
+        Stage(),
+        Stage(epochs=1, trains="head", settings={"sampling": "balanced"}),
+    )
     assert prior_of(monkeypatch, prior=prior, stages=balanced) == pytest.approx(carried)
 
 
 @pytest.mark.parametrize("prior", ["unifrom", [0.5, 0.5], np.array([0.5, 0.5]), None])
 def test_a_prior_that_is_none_is_refused(prior):
     with pytest.raises(
-        InputError, match=r"prior of a method .* is unknown: expected one of uniform, train, a function"
+        InputError,
+        match=(
+            r"prior of a method .* is unknown: expected one of uniform, train, a"
+            r" function"
+        ),
     ):
         Method("mine", "here", prior=prior)
 
 
-@pytest.mark.parametrize(("found", "message"), [([0.5, 0.5], "shape"), ([0.5, 0.4, 0.3], "sums to 1.2")])
+@pytest.mark.parametrize(
+    ("found", "message"), [([0.5, 0.5], "shape"), ([0.5, 0.4, 0.3], "sums to 1.2")]
+)
 def test_a_function_that_returns_no_prior_is_refused(monkeypatch, found, message):
     with pytest.raises(InputError, match=f"prior of a method .*{message}"):
         prior_of(monkeypatch, prior=lambda *given: np.array(found))
 
 
-# -- what cannot be a method ---------------------------------------------------------------------------------------
+# -- what cannot be a method
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,14 +236,37 @@ def test_a_function_that_returns_no_prior_is_refused(monkeypatch, found, message
             lambda: Method("x", "y", options={"margin": Option(0.5, "mine")}),
             "'margin' .* has the name of a setting: name",
         ),
-        (lambda: Method("x", "y", options={"epochs": Option(5, "mine")}), "such as 'own_epochs', or .* config.epochs"),
-        (lambda: Method("x", "y", stages=()), "stages of a method is empty: expected one Stage or more"),
-        (lambda: Method("x", "y", stages=(Stage(), Stage(trains="router"))), "'router', but its method has no"),
-        (lambda: Stage(trains="neck"), "`trains` of a stage 'neck' is unknown: expected one of all, head, router"),
-        (lambda: Method("x", "y", stages=(Stage(epochs="late"),)), "epochs='late' of a stage: .* there are none"),
         (
-            lambda: Method("x", "y", stages=(Stage(swag_samples="n"),), options={"m": Option(1, "")}),
-            "swag_samples='n' of a stage: expected a number, or an option of its method, m",
+            lambda: Method("x", "y", options={"epochs": Option(5, "mine")}),
+            "such as 'own_epochs', or .* config.epochs",
+        ),
+        (
+            lambda: Method("x", "y", stages=()),
+            "stages of a method is empty: expected one Stage or more",
+        ),
+        (
+            lambda: Method("x", "y", stages=(Stage(), Stage(trains="router"))),
+            "'router', but its method has no",
+        ),
+        (
+            lambda: Stage(trains="neck"),
+            "`trains` of a stage 'neck' is unknown: expected one of all, head, router",
+        ),
+        (
+            lambda: Method("x", "y", stages=(Stage(epochs="late"),)),
+            "epochs='late' of a stage: .* there are none",
+        ),
+        (
+            lambda: Method(
+                "x",
+                "y",
+                stages=(Stage(swag_samples="n"),),
+                options={"m": Option(1, "")},
+            ),
+            (
+                "swag_samples='n' of a stage: expected a number, or an option of its"
+                " method, m"
+            ),
         ),
     ],
 )
@@ -194,23 +283,38 @@ class Learned(nn.Module):
         self.heat = nn.Parameter(torch.full((classes,), heat), requires_grad=learned)
 
     def forward(self, z, y, epoch):
-        return nn.functional.cross_entropy((z * self.heat.exp())[0], y, reduction="none")
+        return nn.functional.cross_entropy(
+            (z * self.heat.exp())[0], y, reduction="none"
+        )
 
 
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda config, classes, utility: Learned(len(classes), True), r"has parameters \(heat\), .*as buffers"),
-        (lambda z, y, epoch: -z.log_softmax(-1), "cannot be made .*'log_softmax'.*: expected a function of config"),
+        (
+            lambda config, classes, utility: Learned(len(classes), True),
+            r"has parameters \(heat\), .*as buffers",
+        ),
+        (
+            lambda z, y, epoch: -z.log_softmax(-1),
+            "cannot be made .*'log_softmax'.*: expected a function of config",
+        ),
         (Learned(10, False), "cannot be made"),
         (Buffered, "cannot be made"),
         (lambda *given: None, "returned NoneType: expected a function"),
     ],
 )
 @pytest.mark.parametrize("of_stage", [False, True])
-def test_a_loss_that_cannot_be_is_refused_before_there_is_a_folder(tmp_path, monkeypatch, loss, message, of_stage):
+def test_a_loss_that_cannot_be_is_refused_before_there_is_a_folder(
+    tmp_path, monkeypatch, loss, message, of_stage
+):
     stages = (Stage(), Stage(epochs=1, trains="head", loss=loss))
-    mine = Method("m", "h", {"head": "linear"}, **({"stages": stages} if of_stage else {"loss": loss}))
+    mine = Method(
+        "m",
+        "h",
+        {"head": "linear"},
+        **({"stages": stages} if of_stage else {"loss": loss}),
+    )
     monkeypatch.setitem(METHODS, "mine", mine)
     with pytest.raises(InputError, match=f"`loss` of the method 'm' {message}"):
         rfdlc.train("digits-lt", "mine", tmp_path / "run", **SMALL)
@@ -220,19 +324,32 @@ def test_a_loss_that_cannot_be_is_refused_before_there_is_a_folder(tmp_path, mon
 def test_frozen_parameters_of_a_loss_are_those_of_each_run():
     z, y = torch.randn(2, 1, B, C), torch.randint(C, (2, B))
     losses = [Learned(C, False, heat) for heat in (0.0, 2.0)]
-    alone = [mean_loss(loss(z[run], y[run], torch.zeros(()))) for run, loss in enumerate(losses)]
-    torch.testing.assert_close(RunLosses(losses)(z, y, torch.zeros(())), torch.stack(alone))
+    alone = [
+        mean_loss(loss(z[run], y[run], torch.zeros(())))
+        for run, loss in enumerate(losses)
+    ]
+    torch.testing.assert_close(
+        RunLosses(losses)(z, y, torch.zeros(())), torch.stack(alone)
+    )
 
 
 def test_a_loss_of_nan_is_named_as_a_cause(tmp_path, monkeypatch):
-    lost = Method("m", "h", {"head": "linear"}, loss=lambda *given: lambda z, y, epoch: z.mean(-1) * float("nan"))
+    lost = Method(
+        "m",
+        "h",
+        {"head": "linear"},
+        loss=lambda *given: lambda z, y, epoch: z.mean(-1) * float("nan"),
+    )
     monkeypatch.setitem(METHODS, "mine", lost)
-    with pytest.raises(TrainingStopped, match=r"since step 1 of .*, or the loss returns them; there") as raised:
+    with pytest.raises(
+        TrainingStopped, match=r"since step 1 of .*, or the loss returns them; there"
+    ) as raised:
         rfdlc.train("digits-lt", "mine", tmp_path / "run", **SMALL)
     assert "learning_rate" not in str(raised.value)
 
 
-# -- configurations of a method ------------------------------------------------------------------------------------
+# -- configurations of a method
+# --------------------------------------------------------------------------------------
 
 
 def test_the_loss_of_a_method_for_tests():
@@ -240,7 +357,9 @@ def test_the_loss_of_a_method_for_tests():
     method, z, y = METHODS["la"], torch.randn(1, B, 3), torch.randint(3, (B,))
     loss = method.loss(method.configure({"epochs": 3}), classes, None)
     adjusted = z[0] + torch.tensor([0.8, 0.15, 0.05]).log()
-    torch.testing.assert_close(mean_loss(loss(z, y, torch.ones(()))), nn.functional.cross_entropy(adjusted, y))
+    torch.testing.assert_close(
+        mean_loss(loss(z, y, torch.ones(()))), nn.functional.cross_entropy(adjusted, y)
+    )
     assert method.configure({"prior_tau": ()}).prior_tau == ()
 
 

@@ -1,4 +1,6 @@
-"""Backward passes written by hand give autograd's gradients, of the layers written with plain torch functions."""
+"""Backward passes written by hand give autograd's gradients, of the layers written with
+plain torch functions.
+"""
 
 import pytest
 import torch
@@ -14,17 +16,26 @@ def plain_hidden(layer, x):
     for k in range(K):
         before = functional.linear(x[k], layer.map.weight[k].T, layer.map.bias[k, 0])
         scale, shift = layer.norm.weight[k, 0], layer.norm.bias[k, 0]
-        rows.append(functional.relu(functional.layer_norm(before, (OUTPUTS,), scale, shift)))
+        rows.append(
+            functional.relu(functional.layer_norm(before, (OUTPUTS,), scale, shift))
+        )
     return torch.stack(rows)
 
 
 def plain_linear(layer, x):
-    return torch.stack([functional.linear(x[k], layer.weight[k].T, layer.bias[k, 0]) for k in range(K)])
+    return torch.stack(
+        [functional.linear(x[k], layer.weight[k].T, layer.bias[k, 0]) for k in range(K)]
+    )
 
 
 def plain_cosine(layer, x):
     return torch.stack(
-        [30 * functional.normalize(x[k], dim=1) @ functional.normalize(layer.weight[k], dim=0) for k in range(K)]
+        [
+            30
+            * functional.normalize(x[k], dim=1)
+            @ functional.normalize(layer.weight[k], dim=0)
+            for k in range(K)
+        ]
     )
 
 
@@ -51,7 +62,9 @@ def test_gradients_are_those_of_plain_layers(name, first):
     with torch.no_grad():  # no gradient is asked for: another path, the same values
         torch.testing.assert_close(layer(x), theirs)
     for mine, reference in zip(
-        torch.autograd.grad(ours, wanted, gradient), torch.autograd.grad(theirs, wanted, gradient), strict=True
+        torch.autograd.grad(ours, wanted, gradient),
+        torch.autograd.grad(theirs, wanted, gradient),
+        strict=True,
     ):
         torch.testing.assert_close(mine, reference)
 

@@ -1,4 +1,6 @@
-"""The run folder: whole at every moment, resumed bit for bit, forked, refitted, loaded again."""
+"""The run folder: whole at every moment, resumed bit for bit, forked, refitted, loaded
+again.
+"""
 
 import csv
 import json
@@ -29,11 +31,24 @@ from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import TrainingInterrupted
 
-SMALL = {"epochs": 4, "widths": (16,), "checkpoint_every": 1, "calibration": "temperature"}
+SMALL = {
+    "epochs": 4,
+    "widths": (16,),
+    "checkpoint_every": 1,
+    "calibration": "temperature",
+}
 FILES = {
-    "config.json", "classes.json", "environment.json", "history.csv", "last.ckpt", "held-out.npz", "decider.json",
-    "model.safetensors", "predictions.npz", "metrics.json",
-}  # fmt: skip
+    "config.json",
+    "classes.json",
+    "environment.json",
+    "history.csv",
+    "last.ckpt",
+    "held-out.npz",
+    "decider.json",
+    "model.safetensors",
+    "predictions.npz",
+    "metrics.json",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,9 +69,17 @@ def test_weights_of_a_training_that_is_not_finished_are_called_so(whole, tmp_pat
     shutil.copytree(whole, unfinished)
     for name in ("model.safetensors", "decider.json", "predictions.npz"):
         (unfinished / name).unlink()
-    with pytest.warns(UserWarning, match="not trained to the end: these are the weights after epoch 4, not calibrated"):
+    with pytest.warns(
+        UserWarning,
+        match=(
+            "not trained to the end: these are the weights after epoch 4, not"
+            " calibrated"
+        ),
+    ):
         rfdlc.Model.load(unfinished)
-    with pytest.raises(InputError, match=r"has no predictions.npz: .*not finished .then `rfdlc resume"):
+    with pytest.raises(
+        InputError, match=r"has no predictions.npz: .*not finished .then `rfdlc resume"
+    ):
         rfdlc.Predictions.load(unfinished)
 
 
@@ -93,7 +116,12 @@ def test_the_folder_has_everything(whole):
     assert config["settings"]["widths"] == [16]
     assert config["data"]["source"] == "digits-lt"
     metrics = json.loads((whole / "metrics.json").read_text())
-    assert set(metrics) == {"test", "test_tail_sensitive", "held_out_balanced", "diversity"}
+    assert set(metrics) == {
+        "test",
+        "test_tail_sensitive",
+        "held_out_balanced",
+        "diversity",
+    }
 
 
 def test_the_folder_rebuilds_its_model(whole):
@@ -103,45 +131,71 @@ def test_the_folder_rebuilds_its_model(whole):
     saved = rfdlc.Predictions.load(whole / "predictions.npz")
     assert np.array_equal(predictions.scores.values, saved.scores.values)
     assert np.array_equal(saved.targets, data.test.labels)
-    assert np.array_equal(model.predict(data.test.inputs).scores.values, saved.scores.values)
+    assert np.array_equal(
+        model.predict(data.test.inputs).scores.values, saved.scores.values
+    )
     assert model.predict(data.test.inputs).targets is None
     assert len(model.predict("digits-lt", split="train")) == len(data.train)
     assert model.decider.fitted is not None
     utility = rfdlc.Utility.tail_sensitive(model.classes)
-    assert np.array_equal(model.decide(data, utility), model.decider.replace(utility=utility).decide(saved))
+    assert np.array_equal(
+        model.decide(data, utility),
+        model.decider.replace(utility=utility).decide(saved),
+    )
     with pytest.raises(InputError, match="expected \\(samples"):
         model.predict(np.zeros((3, 5)))
-    with pytest.raises(InputError, match=r"expected .*uint8 images"):  # from 0 to 1 they would be nearly black
+    with pytest.raises(
+        InputError, match=r"expected .*uint8 images"
+    ):  # from 0 to 1 they would be nearly black
         model.predict(data.test.inputs / 255)
     with pytest.raises(InputError, match="has no split 'val'"):
         model.predict(data, split="val")
 
 
 def test_a_run_is_never_overwritten(whole):
-    with pytest.raises(InputError, match="holds a run already: continue it with `rfdlc resume"):
+    with pytest.raises(
+        InputError, match="holds a run already: continue it with `rfdlc resume"
+    ):
         rfdlc.train("digits-lt", out=whole, **SMALL)
 
 
-def test_ctrl_c_stops_at_a_checkpoint_and_resume_is_identical(whole, tmp_path, monkeypatch):
+def test_ctrl_c_stops_at_a_checkpoint_and_resume_is_identical(
+    whole, tmp_path, monkeypatch
+):
     interrupt_in(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(TrainingInterrupted, match="after epoch 2 of 4; continue with `rfdlc resume"):
-        rfdlc.train("digits-lt", out=tmp_path / "run", keep=(0.5,), evaluate_every=2, **SMALL)
+    with pytest.raises(
+        TrainingInterrupted, match="after epoch 2 of 4; continue with `rfdlc resume"
+    ):
+        rfdlc.train(
+            "digits-lt", out=tmp_path / "run", keep=(0.5,), evaluate_every=2, **SMALL
+        )
     monkeypatch.undo()
     assert len(history(tmp_path / "run")) == 2
     rfdlc.Model.load(tmp_path / "run")  # what there is can be used
     rfdlc.resume(tmp_path / "run")
     assert weights(tmp_path / "run") == weights(whole)
-    assert (tmp_path / "run" / "predictions.npz").read_bytes() == (whole / "predictions.npz").read_bytes()
-    assert (tmp_path / "run" / "decider.json").read_bytes() == (whole / "decider.json").read_bytes()
+    assert (tmp_path / "run" / "predictions.npz").read_bytes() == (
+        whole / "predictions.npz"
+    ).read_bytes()
+    assert (tmp_path / "run" / "decider.json").read_bytes() == (
+        whole / "decider.json"
+    ).read_bytes()
 
 
-def test_a_crash_between_checkpoints_costs_only_the_epochs_since(whole, tmp_path, monkeypatch):
+def test_a_crash_between_checkpoints_costs_only_the_epochs_since(
+    whole, tmp_path, monkeypatch
+):
     def crash():
         raise MemoryError
 
     interrupt_in(monkeypatch, 4, crash)
     with pytest.raises(MemoryError):
-        rfdlc.train("digits-lt", out=tmp_path / "run", keep=(0.5,), **{**SMALL, "checkpoint_every": 2})
+        rfdlc.train(
+            "digits-lt",
+            out=tmp_path / "run",
+            keep=(0.5,),
+            **{**SMALL, "checkpoint_every": 2},
+        )
     monkeypatch.undo()
     assert Run(tmp_path / "run").checkpoint().epoch == 2
     rfdlc.resume(tmp_path / "run")
@@ -150,22 +204,38 @@ def test_a_crash_between_checkpoints_costs_only_the_epochs_since(whole, tmp_path
 
 def test_kill_minus_nine_then_resume():
     script = Path(__file__).parents[2] / "benchmarks" / "resume.py"
-    done = subprocess.run([sys.executable, script, "--times", "3"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, script, "--times", "3"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 of 3 runs identical" in done.stdout
 
 
 def test_a_full_disk_is_said_and_the_checkpoint_is_whole(whole, tmp_path, monkeypatch):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    interrupt_in(monkeypatch, 3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1])))
+    interrupt_in(
+        monkeypatch,
+        3,
+        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1])),
+    )
     try:
-        with pytest.raises(InputError, match=r"last.ckpt cannot be written \(File too large\); last.ckpt is intact"):
+        with pytest.raises(
+            InputError,
+            match=(
+                r"last.ckpt cannot be written \(File too large\); last.ckpt is intact"
+            ),
+        ):
             rfdlc.train("digits-lt", out=tmp_path / "run", **SMALL)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     monkeypatch.undo()
     assert Run(tmp_path / "run").checkpoint().epoch == 2
-    assert not [file for file in (tmp_path / "run").iterdir() if file.name.startswith(".")]
+    assert not [
+        file for file in (tmp_path / "run").iterdir() if file.name.startswith(".")
+    ]
     rfdlc.resume(tmp_path / "run")
     assert weights(tmp_path / "run") == weights(whole)
 
@@ -186,33 +256,57 @@ def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(tmp_path, monke
                 next(net.parameters()).data.fill_(float("nan"))
 
     monkeypatch.setattr(trainer, "epochs", poisoned)
-    with pytest.raises(TrainingStopped, match=r"in epoch 3; .*last good checkpoint is epoch 2 in"):
+    with pytest.raises(
+        TrainingStopped, match=r"in epoch 3; .*last good checkpoint is epoch 2 in"
+    ):
         rfdlc.train("digits-lt", out=tmp_path / "run", **SMALL)
 
 
 def test_a_fork_shares_what_came_before(whole, tmp_path):
     same = rfdlc.fork(whole, tmp_path / "same", at=2)
     assert weights(same.path) == weights(whole)
-    other = rfdlc.fork(whole, tmp_path / "other", at=2, utility="tail-sensitive", utility_form="bounded")
+    other = rfdlc.fork(
+        whole,
+        tmp_path / "other",
+        at=2,
+        utility="tail-sensitive",
+        utility_form="bounded",
+    )
     assert weights(other.path) != weights(whole)
-    assert [row["loss"] for row in history(other.path)][:2] == [row["loss"] for row in history(whole)][:2]
+    assert [row["loss"] for row in history(other.path)][:2] == [
+        row["loss"] for row in history(whole)
+    ][:2]
     longer = rfdlc.fork(whole, tmp_path / "longer", epochs=6)
     assert len(history(longer.path)) == 6
     with pytest.raises(InputError, match="no checkpoint at epoch 3: kept are 2"):
         rfdlc.fork(whole, tmp_path / "none", at=3)
     with pytest.raises(InputError, match="a fork cannot change particles"):
         rfdlc.fork(whole, tmp_path / "none", particles=5)
-    with pytest.raises(InputError, match=r"epochs=1 is less than the epoch of the checkpoint of .*, which is 2"):
+    with pytest.raises(
+        InputError,
+        match=r"epochs=1 is less than the epoch of the checkpoint of .*, which is 2",
+    ):
         rfdlc.fork(whole, tmp_path / "none", at=2, epochs=1)
     assert not (tmp_path / "none").exists()
 
 
 def test_refit_trains_on_everything_and_keeps_the_calibration(whole, tmp_path):
-    model = rfdlc.train("digits-lt", out=tmp_path / "run", refit=True, keep=(0.5,), evaluate_every=2, **SMALL)
+    model = rfdlc.train(
+        "digits-lt",
+        out=tmp_path / "run",
+        refit=True,
+        keep=(0.5,),
+        evaluate_every=2,
+        **SMALL,
+    )
     assert [row["phase"] for row in history(model.path)] == ["0"] * 4 + ["1"] * 4
-    assert (model.path / "decider.json").read_bytes() == (whole / "decider.json").read_bytes()
+    assert (model.path / "decider.json").read_bytes() == (
+        whole / "decider.json"
+    ).read_bytes()
     assert weights(model.path) != weights(whole)
-    without = rfdlc.train("digits-lt", out=tmp_path / "all", hold_out=0, keep=(0.5,), **SMALL)
+    without = rfdlc.train(
+        "digits-lt", out=tmp_path / "all", hold_out=0, keep=(0.5,), **SMALL
+    )
     assert weights(without.path) == weights(model.path)
     assert without.decider.fitted is None
 
@@ -220,25 +314,39 @@ def test_refit_trains_on_everything_and_keeps_the_calibration(whole, tmp_path):
 def test_no_test_label_is_read_in_training(whole, tmp_path):
     data = rfdlc.load("digits-lt")
     data.test.labels[:] = 0
-    model = rfdlc.train(data, out=tmp_path / "run", keep=(0.5,), evaluate_every=2, **SMALL)
+    model = rfdlc.train(
+        data, out=tmp_path / "run", keep=(0.5,), evaluate_every=2, **SMALL
+    )
     assert weights(model.path) == weights(whole)
-    assert (model.path / "decider.json").read_bytes() == (whole / "decider.json").read_bytes()
+    assert (model.path / "decider.json").read_bytes() == (
+        whole / "decider.json"
+    ).read_bytes()
 
 
 class Own(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2))
+        self.body = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(64, 12),
+            nn.BatchNorm1d(12),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+        )
 
     def forward(self, x):
         return self.body(x)
 
 
 def test_a_network_of_ones_own(tmp_path, monkeypatch):
-    whole = rfdlc.train("digits-lt", out=tmp_path / "whole", backbone=Own, epochs=3, hold_out=0)
+    whole = rfdlc.train(
+        "digits-lt", out=tmp_path / "whole", backbone=Own, epochs=3, hold_out=0
+    )
     interrupt_in(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(TrainingInterrupted):
-        rfdlc.train("digits-lt", out=tmp_path / "run", backbone=Own, epochs=3, hold_out=0)
+        rfdlc.train(
+            "digits-lt", out=tmp_path / "run", backbone=Own, epochs=3, hold_out=0
+        )
     monkeypatch.undo()
     rfdlc.resume(tmp_path / "run", backbone=Own)
     assert weights(tmp_path / "run") == weights(whole.path)
@@ -259,10 +367,15 @@ def test_resume_needs_the_same_data(tmp_path, monkeypatch):
     other = data.train.array.copy()
     other[1] += 1  # one sample of all
     changed = replace(data, train=replace(data.train, inputs=other))
-    with pytest.raises(InputError, match=r"other contents \(\w+, now \w+\): pass the data that it was trained on"):
+    with pytest.raises(
+        InputError,
+        match=r"other contents \(\w+, now \w+\): pass the data that it was trained on",
+    ):
         rfdlc.resume(tmp_path / "run", changed)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    config["data"]["fingerprint"] = run_module._fingerprint_of_some(data)  # as earlier versions wrote it
+    config["data"]["fingerprint"] = run_module._fingerprint_of_some(
+        data
+    )  # as earlier versions wrote it
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     rfdlc.resume(tmp_path / "run", data)
     with pytest.raises(InputError, match="other labels or samples"):
@@ -276,19 +389,31 @@ def flipped(path, place=-5):
     path.write_bytes(content)
 
 
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_continued(whole, tmp_path, monkeypatch):
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_continued(
+    whole, tmp_path, monkeypatch
+):
     interrupt_in(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
     monkeypatch.setattr(trainer, "SECONDS_BETWEEN_CHECKPOINTS", 0)
     with pytest.raises(TrainingInterrupted):
-        rfdlc.train("digits-lt", out=tmp_path / "run", keep=(0.5,), evaluate_every=2, **SMALL)
+        rfdlc.train(
+            "digits-lt", out=tmp_path / "run", keep=(0.5,), evaluate_every=2, **SMALL
+        )
     monkeypatch.undo()
     flipped(tmp_path / "run" / "last.ckpt")
-    with pytest.warns(UserWarning, match=r"last.ckpt is damaged: its checksum is wrong.*continuing from previous.ckpt"):
+    with pytest.warns(
+        UserWarning,
+        match=(
+            r"last.ckpt is damaged: its checksum is wrong.*continuing from"
+            r" previous.ckpt"
+        ),
+    ):
         rfdlc.resume(tmp_path / "run")
     assert weights(tmp_path / "run") == weights(whole)
     assert not (tmp_path / "run" / "previous.ckpt").exists()
     flipped(tmp_path / "run" / "model.safetensors")
-    with pytest.raises(InputError, match=r"^\S*model.safetensors is damaged: its checksum is wrong"):
+    with pytest.raises(
+        InputError, match=r"^\S*model.safetensors is damaged: its checksum is wrong"
+    ):
         rfdlc.Model.load(tmp_path / "run")
 
 
@@ -306,20 +431,30 @@ def test_a_folder_has_one_writer(whole, tmp_path):
     (tmp_path / "run" / "metrics.json").unlink()
     (tmp_path / "run" / ".last.ckpt.1.tmp").write_bytes(b"half")
     before = {file.name for file in (tmp_path / "run").iterdir()}
-    with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path / "run")], stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / "run")], stdout=subprocess.PIPE
+    ) as owner:
         owner.stdout.readline()
-        with pytest.raises(InputError, match=f"is being written by process {owner.pid} on .*: wait until it ends"):
+        with pytest.raises(
+            InputError,
+            match=f"is being written by process {owner.pid} on .*: wait until it ends",
+        ):
             rfdlc.resume(tmp_path / "run")
         owner.kill()
     rfdlc.resume(tmp_path / "run")  # locks end with their process
-    assert {file.name for file in (tmp_path / "run").iterdir()} == before - {".last.ckpt.1.tmp"} | {"metrics.json"}
+    assert {file.name for file in (tmp_path / "run").iterdir()} == before - {
+        ".last.ckpt.1.tmp"
+    } | {"metrics.json"}
 
 
 def test_of_two_that_made_a_folder_at_once_one_trains(tmp_path):
     run = run_module.Run(tmp_path)
     run._made = {"settings": {"seed": 0}}
     (tmp_path / "config.json").write_text('{"settings": {"seed": 1}}')
-    with pytest.raises(InputError, match="was made by another process at the same time"), run.claimed():
+    with (
+        pytest.raises(InputError, match="was made by another process at the same time"),
+        run.claimed(),
+    ):
         pass
     assert not (tmp_path / ".lock").exists()
 
@@ -328,7 +463,9 @@ def test_image_files_are_the_same_data_in_another_folder_until_one_changes(tmp_p
     for name in ("a", "b"):
         for i in range(4):
             (tmp_path / "photos" / name).mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng([i, ord(name)]).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+            pixels = np.random.default_rng([i, ord(name)]).integers(
+                0, 256, (12, 12, 3), dtype=np.uint8
+            )
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
     shutil.copytree(tmp_path / "photos", tmp_path / "copy")
 
@@ -337,14 +474,18 @@ def test_image_files_are_the_same_data_in_another_folder_until_one_changes(tmp_p
 
     first, second = found("photos"), found("copy")
     assert first == second
-    Image.fromarray(np.zeros((12, 12, 3), np.uint8)).save(tmp_path / "copy" / "a" / "2.png")
+    Image.fromarray(np.zeros((12, 12, 3), np.uint8)).save(
+        tmp_path / "copy" / "a" / "2.png"
+    )
     third = found("copy")
     assert third["contents"] != first["contents"]
     assert (third["samples"], third["labels"]) == (first["samples"], first["labels"])
 
 
 def test_folders_of_strangers(tmp_path, whole):
-    with pytest.raises(InputError, match=r"is not a run folder: .*config.json cannot be read"):
+    with pytest.raises(
+        InputError, match=r"is not a run folder: .*config.json cannot be read"
+    ):
         rfdlc.Model.load(tmp_path)
     bad = tmp_path / "bad"
     bad.mkdir()
@@ -352,7 +493,9 @@ def test_folders_of_strangers(tmp_path, whole):
         (bad / name).write_bytes((whole / name).read_bytes())
     with pytest.raises(InputError, match="no trained weights yet"):
         rfdlc.Model.load(bad)
-    torch.save({"x": torch.zeros(1)}, bad / "model.safetensors")  # a pickle: never opened as one
+    torch.save(
+        {"x": torch.zeros(1)}, bad / "model.safetensors"
+    )  # a pickle: never opened as one
     with pytest.raises(InputError, match="not a file of weights"):
         rfdlc.Model.load(bad)
     (bad / "model.safetensors").unlink()
@@ -367,11 +510,26 @@ def test_folders_of_strangers(tmp_path, whole):
         rfdlc.Model.load(bad)
     for changed, message in (
         ({"method": None}, "config.json is damaged: 'method' is missing"),
-        ({"data": {**table["data"], "input_shape": "x"}}, "damaged where it describes the data"),
-        ({"data": {**table["data"], "input_shape": [1, 10**30, 8]}}, "damaged where it describes the data"),
-        ({"data": {**table["data"], "input_shape": [1e308, 8, 8]}}, "damaged where it describes the data"),
-        ({"settings": {**table["settings"], "image_size": 10**30}}, "network of config.json cannot be made"),
-        ({"data": {**table["data"], "normalisation": {}}}, "damaged where it describes the data .KeyError"),
+        (
+            {"data": {**table["data"], "input_shape": "x"}},
+            "damaged where it describes the data",
+        ),
+        (
+            {"data": {**table["data"], "input_shape": [1, 10**30, 8]}},
+            "damaged where it describes the data",
+        ),
+        (
+            {"data": {**table["data"], "input_shape": [1e308, 8, 8]}},
+            "damaged where it describes the data",
+        ),
+        (
+            {"settings": {**table["settings"], "image_size": 10**30}},
+            "network of config.json cannot be made",
+        ),
+        (
+            {"data": {**table["data"], "normalisation": {}}},
+            "damaged where it describes the data .KeyError",
+        ),
     ):
         (bad / "config.json").write_text(json.dumps({**table, **changed}))
         with pytest.raises(InputError, match=message):
@@ -381,15 +539,27 @@ def test_folders_of_strangers(tmp_path, whole):
 def test_data_are_loaded_again_with_their_options(tmp_path):
     x, y = np.eye(2, dtype=np.float32).repeat(20, 0), np.arange(2).repeat(20)
     np.savez(tmp_path / "set.npz", x=x, y=y, ids=np.arange(40))
-    (tmp_path / "groups.csv").write_text("id,group\n" + "".join(f"{i},{i // 2}\n" for i in range(40)))
+    (tmp_path / "groups.csv").write_text(
+        "id,group\n" + "".join(f"{i},{i // 2}\n" for i in range(40))
+    )
     small = {"epochs": 1, "widths": np.array([4])}
-    rfdlc.train((x, y), "ce", tmp_path / "memory", data_options={"test_fraction": np.float32(0.5)}, **small)
+    rfdlc.train(
+        (x, y),
+        "ce",
+        tmp_path / "memory",
+        data_options={"test_fraction": np.float32(0.5)},
+        **small,
+    )
     rfdlc.resume(tmp_path / "memory", (x, y))
     grouped = {"groups": tmp_path / "groups.csv", "seed": np.int64(3)}
-    rfdlc.train(tmp_path / "set.npz", "ce", tmp_path / "path", data_options=grouped, **small)
+    rfdlc.train(
+        tmp_path / "set.npz", "ce", tmp_path / "path", data_options=grouped, **small
+    )
     rfdlc.resume(tmp_path / "path")
     with pytest.raises(InputError, match="a Dataset is loaded already"):
-        rfdlc.train(rfdlc.load((x, y)), "ce", tmp_path / "late", data_options=grouped, **small)
+        rfdlc.train(
+            rfdlc.load((x, y)), "ce", tmp_path / "late", data_options=grouped, **small
+        )
 
 
 def test_a_table_is_encoded_as_in_training(tmp_path):
@@ -399,7 +569,12 @@ def test_a_table_is_encoded_as_in_training(tmp_path):
     lines = [f"{rng.normal():.3f},{c},{k}" for c, k in zip(colour, kind, strict=True)]
     (tmp_path / "t.csv").write_text("\n".join(["size,colour,target", *lines]))
     model = rfdlc.train(
-        tmp_path / "t.csv", out=tmp_path / "run", backbone="mlp", epochs=15, widths=(8,), learning_rate=0.05
+        tmp_path / "t.csv",
+        out=tmp_path / "run",
+        backbone="mlp",
+        epochs=15,
+        widths=(8,),
+        learning_rate=0.05,
     )
     new = {"size": ["0.1", ""], "colour": ["blue", "red"]}
     names = [model.classes.names[i] for i in model.decide(new)]
@@ -409,10 +584,18 @@ def test_a_table_is_encoded_as_in_training(tmp_path):
     assert np.array_equal(again.scores.values, model.predict(new).scores.values)
     assert len(model.predict(tmp_path / "t.csv")) == 90
     assert len(model.predict(rfdlc.load(tmp_path / "t.csv"), split="train")) == 72
-    (tmp_path / "others.csv").write_text("size,colour,target\n1,red,x\n2,white,y\n3,pink,z\n")  # as many features
+    (tmp_path / "others.csv").write_text(
+        "size,colour,target\n1,red,x\n2,white,y\n3,pink,z\n"
+    )  # as many features
     for wrong, message in (
-        (rfdlc.load(tmp_path / "others.csv", test_fraction=0), "others was encoded by its own training rows"),
-        ({"size": [1, 2], "colour": ["red"]}, "columns differ in length: size has 2, colour has 1"),
+        (
+            rfdlc.load(tmp_path / "others.csv", test_fraction=0),
+            "others was encoded by its own training rows",
+        ),
+        (
+            {"size": [1, 2], "colour": ["red"]},
+            "columns differ in length: size has 2, colour has 1",
+        ),
         ({"size": 1, "colour": "red"}, "column 'size' is 1: expected a list of cells"),
     ):
         with pytest.raises(InputError, match=message):
@@ -449,8 +632,17 @@ def test_image_files_are_streamed(tmp_path, monkeypatch):
 
 
 def test_options_of_the_data_are_kept(tmp_path):
-    rfdlc.train("digits-lt", out=tmp_path / "run", data_options={"factor": 10}, epochs=1, widths=(8,))
-    assert rfdlc.resume(tmp_path / "run").classes.counts == rfdlc.load("digits-lt", factor=10).classes.counts
+    rfdlc.train(
+        "digits-lt",
+        out=tmp_path / "run",
+        data_options={"factor": 10},
+        epochs=1,
+        widths=(8,),
+    )
+    assert (
+        rfdlc.resume(tmp_path / "run").classes.counts
+        == rfdlc.load("digits-lt", factor=10).classes.counts
+    )
 
 
 def test_refit_where_validation_data_are_given(tmp_path):
@@ -477,7 +669,9 @@ def test_checkpoints_come_when_time_has_passed(tmp_path, monkeypatch, pause, wri
 
 
 def test_a_folder_of_runs_is_not_a_run_folder(tmp_path):
-    """Of `runs/`, of a cross-validation or of a sweep, which has a table: its runs are named instead."""
+    """Of `runs/`, of a cross-validation or of a sweep, which has a table: its runs are
+    named instead.
+    """
     for name in ("a", "folds/fold-0", "folds/fold-1", "folds/fold-2"):
         (tmp_path / name).mkdir(parents=True)
         for file in ("config.json", "classes.json"):
@@ -485,16 +679,33 @@ def test_a_folder_of_runs_is_not_a_run_folder(tmp_path):
     (tmp_path / "table.csv").write_text("run,accuracy\na,0.9\n")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")  # not of a run
-    first = ", ".join(str(tmp_path / name) for name in ("a", "folds/fold-0", "folds/fold-1"))
-    several = f"{tmp_path} is not a run folder: it holds 4 runs ({first}, ...); give one of them"
+    first = ", ".join(
+        str(tmp_path / name) for name in ("a", "folds/fold-0", "folds/fold-1")
+    )
+    several = (
+        f"{tmp_path} is not a run folder: it holds 4 runs ({first}, ...); give one of"
+        " them"
+    )
     out = ["--out", tmp_path / "p.csv"]
-    commands = [["evaluate", tmp_path], ["report", tmp_path], ["compare", tmp_path, tmp_path], ["resume", tmp_path]]
-    commands += [["predict", tmp_path, "digits-lt", *words, *out] for words in ([], ["--abstain", "0.5"])]
+    commands = [
+        ["evaluate", tmp_path],
+        ["report", tmp_path],
+        ["compare", tmp_path, tmp_path],
+        ["resume", tmp_path],
+    ]
+    commands += [
+        ["predict", tmp_path, "digits-lt", *words, *out]
+        for words in ([], ["--abstain", "0.5"])
+    ]
     for words in commands:
         result = CliRunner().invoke(app, [str(word) for word in words])
-        assert (type(result.exception), str(result.exception)) == (rfdlc.InputError, several)
+        assert (type(result.exception), str(result.exception)) == (
+            rfdlc.InputError,
+            several,
+        )
     with pytest.raises(
-        rfdlc.InputError, match=r"folds is not a run folder: it holds 3 runs .*fold-1, \S*fold-2\); give"
+        rfdlc.InputError,
+        match=r"folds is not a run folder: it holds 3 runs .*fold-1, \S*fold-2\); give",
     ):
         rfdlc.Model.load(tmp_path / "folds")
     with pytest.raises(rfdlc.InputError, match=r"other: has no predictions.npz"):
@@ -505,4 +716,6 @@ def test_the_name_of_a_killed_owner_is_replaced(tmp_path):
     (tmp_path / ".lock").write_text("process 1 on " + "a" * 100)
     with owned(tmp_path / ".lock") as other:
         assert not other
-        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {platform.node()}"
+        assert (
+            tmp_path / ".lock"
+        ).read_text() == f"process {os.getpid()} on {platform.node()}"

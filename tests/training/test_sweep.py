@@ -1,4 +1,6 @@
-"""Sweeps: a grid, a search and a SLURM array end with the same table, however often they are killed."""
+"""Sweeps: a grid, a search and a SLURM array end with the same table, however often
+they are killed.
+"""
 
 import json
 import os
@@ -97,8 +99,12 @@ def killed(work, seconds):
     return os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize(("name", "text", "longest"), [("grid", GRID, 1.2), ("search", SEARCH, 0.8)])
-def test_killed_at_random_it_ends_with_the_same_table(data, tmp_path, undisturbed, name, text, longest):
+@pytest.mark.parametrize(
+    ("name", "text", "longest"), [("grid", GRID, 1.2), ("search", SEARCH, 0.8)]
+)
+def test_killed_at_random_it_ends_with_the_same_table(
+    data, tmp_path, undisturbed, name, text, longest
+):
     file, rng = written(tmp_path, text, data), random.Random(0)
     for _ in range(3):
         killed(lambda: rfdlc.sweep(file, tmp_path / "out"), rng.uniform(0.1, longest))
@@ -112,16 +118,29 @@ def test_a_grid_is_every_combination_as_trained_alone(data, tmp_path, undisturbe
     expected = [(method, rate) for method in ("ce", "la") for rate in (0.05, 0.2)]
     assert [(row["method"], row["learning_rate"]) for row in rows] == expected
     assert {row["state"] for row in rows} == {"finished"}
-    plain = {"epochs": 3, "batch_size": 64, "widths": [4], "calibration": "temperature", "preset": "features"}
+    plain = {
+        "epochs": 3,
+        "batch_size": 64,
+        "widths": [4],
+        "calibration": "temperature",
+        "preset": "features",
+    }
     rfdlc.train(data, "la", tmp_path / "alone", **plain, learning_rate=0.2)
     alone = row_of(tmp_path / "alone", {})
     assert alone["test_nll"] == rows[-1]["test_nll"]
     assert alone["held_out_accuracy"] == rows[-1]["held_out_accuracy"]
-    found = summary([{**row, "learning_rate": 0, "seed": number} for number, row in enumerate(rows)])  # as of seeds
+    found = summary(
+        [{**row, "learning_rate": 0, "seed": number} for number, row in enumerate(rows)]
+    )  # as of seeds
     means = {
-        method: np.mean([row["held_out_nll"] for row in rows if row["method"] == method]) for method in ("ce", "la")
+        method: np.mean(
+            [row["held_out_nll"] for row in rows if row["method"] == method]
+        )
+        for method in ("ce", "la")
     }
-    assert [row["held_out_nll"] for row in found] == pytest.approx(sorted(means.values()))
+    assert [row["held_out_nll"] for row in found] == pytest.approx(
+        sorted(means.values())
+    )
     assert [row["seeds"] for row in found] == [2, 2]
     for row in found:
         own = [each["test_ece"] for each in rows if each["method"] == row["method"]]
@@ -132,7 +151,11 @@ def test_a_search_has_no_metrics_of_test_data_in_its_table(undisturbed):
     for name, has in (("grid", True), ("search", False)):
         rows, text = undisturbed[name]
         assert any("held_out_nll" in row for row in rows)
-        assert any("test" in column for row in rows for column in row) == has == ("test" in text.splitlines()[0])
+        assert (
+            any("test" in column for row in rows for column in row)
+            == has
+            == ("test" in text.splitlines()[0])
+        )
 
 
 def test_a_search_prunes_what_is_worse_than_the_median(undisturbed, data, tmp_path):
@@ -142,11 +165,23 @@ def test_a_search_prunes_what_is_worse_than_the_median(undisturbed, data, tmp_pa
     assert states[:2] == ["finished"] * 2
     assert len({row["learning_rate"] for row in rows}) == 5
     assert all("held_out_nll" in row for row in rows if row["state"] == "finished")
-    space = {"x": {"low": 0.0, "high": 1.0}, "n": {"low": 1, "high": 3, "integer": True}, "kind": ["a", "b"]}
+    space = {
+        "x": {"low": 0.0, "high": 1.0},
+        "n": {"low": 1, "high": 3, "integer": True},
+        "kind": ["a", "b"],
+    }
     search = Search.model_validate({"trials": 9, "space": space, "startup": 1})
-    records = [{"settings": {"x": 0.5, "n": 2, "kind": "a"}, "state": "finished", "values": {1: 0.5, 2: 0.4}}] * 3
+    records = [
+        {
+            "settings": {"x": 0.5, "n": 2, "kind": "a"},
+            "state": "finished",
+            "values": {1: 0.5, 2: 0.4},
+        }
+    ] * 3
     trial = ask(search, records)
-    assert trial.params == ask(search, records).params  # by (seed, number), whoever asks
+    assert (
+        trial.params == ask(search, records).params
+    )  # by (seed, number), whoever asks
     trial.report(0.45, 1)
     assert not trial.should_prune()
     trial.report(0.41, 2)
@@ -154,7 +189,9 @@ def test_a_search_prunes_what_is_worse_than_the_median(undisturbed, data, tmp_pa
 
 
 def test_a_search_among_trees_which_have_no_epochs(tmp_path, monkeypatch):
-    """Their value is the metric of the finished run; without one, Optuna would refuse the trial."""
+    """Their value is the metric of the finished run; without one, Optuna would refuse
+    the trial.
+    """
     config, out = rfdlc.TrainConfig(hold_out=0.1), tmp_path / "out"
 
     def prepare(data, specs, *given):
@@ -162,15 +199,21 @@ def test_a_search_among_trees_which_have_no_epochs(tmp_path, monkeypatch):
         run.path.mkdir(parents=True)
         run.config, nll = config, 0.5 + specs[0].settings["seed"] / 10
         metrics = {"held_out_balanced": {"nll": nll}}
-        fitted = SimpleNamespace(data=None, fit=lambda runs: run.write_json("metrics.json", metrics))
+        fitted = SimpleNamespace(
+            data=None, fit=lambda runs: run.write_json("metrics.json", metrics)
+        )
         return fitted, [run]
 
     monkeypatch.setattr(searching, "prepare_runs", prepare)
-    plan = Plan.model_validate({"data": "d", "search": {"trials": 3, "space": {"seed": [1, 2]}}})
+    plan = Plan.model_validate(
+        {"data": "d", "search": {"trials": 3, "space": {"seed": [1, 2]}}}
+    )
     rows = searching.search(plan, out)
     assert [row["state"] for row in rows] == ["finished"] * 3
     for row in rows:
-        (value,) = json.loads((out / row["run"] / "trial.json").read_text())["values"].values()
+        (value,) = json.loads((out / row["run"] / "trial.json").read_text())[
+            "values"
+        ].values()
         assert value == row["held_out_nll"] == 0.5 + row["seed"] / 10
 
 
@@ -180,7 +223,10 @@ def test_the_jobs_of_a_slurm_array_give_the_same_table(data, tmp_path, undisturb
     assert {row["state"] for row in rows} == {"waiting"}
     script = (out / "sweep.sbatch").read_text()
     assert "#SBATCH --array=0-1 --requeue --job-name=grid\n" in script
-    assert f'rfdlc sweep {file} --out {out} --runs-per-job 2 --job "$SLURM_ARRAY_TASK_ID"\n' in script
+    assert (
+        f"rfdlc sweep {file} --out {out} --runs-per-job 2 --job"
+        ' "$SLURM_ARRAY_TASK_ID"\n' in script
+    )
     subprocess.run(["bash", "-n", out / "sweep.sbatch"], check=True)
     rfdlc.sweep(file, out, runs_per_job=2, job=1)
     states = [row["state"] for row in rfdlc.sweep(file, out, collect=True)]
@@ -204,22 +250,40 @@ def test_a_run_that_diverges_does_not_end_the_sweep(data, tmp_path):
         ("grid = 3", r"grid.toml: data: field required"),
         (
             'data = "d"\nmethod = "ce"',
-            r"grid.toml: method: is not known here: expected .*under \[settings\], or as lists",
+            (
+                r"grid.toml: method: is not known here: expected .*under \[settings\],"
+                r" or as lists"
+            ),
         ),
         ('data = "d"\n[grid]\nseed = []', r"grid.seed has no values"),
         ('data = "d', r"cannot be read as TOML"),
-        ('data = "d"\n[grid]\nseed=[1]\n[search]\ntrials=1\nspace={seed=[1]}', r"has a search beside a grid"),
-        ('data = "digits-lt"\n[grid]\nlearning_rat=[1]', r"setting 'learning_rat' is unknown.*learning_rate"),
         (
-            'data = "digits-lt"\n[settings]\ntune="auto"\n[search]\ntrials=1\nspace={seed=[1]}',
+            'data = "d"\n[grid]\nseed=[1]\n[search]\ntrials=1\nspace={seed=[1]}',
+            r"has a search beside a grid",
+        ),
+        (
+            'data = "digits-lt"\n[grid]\nlearning_rat=[1]',
+            r"setting 'learning_rat' is unknown.*learning_rate",
+        ),
+        (
+            (
+                "data ="
+                ' "digits-lt"\n[settings]\ntune="auto"\n[search]\ntrials=1\nspace={seed=[1]}'
+            ),
             r"tune and budget are for a run that is trained alone",
         ),
         (
-            'data = "digits-lt"\n[search]\ntrials=1\nmetric="test_nll"\nspace={seed=[1]}',
+            (
+                "data ="
+                ' "digits-lt"\n[search]\ntrials=1\nmetric="test_nll"\nspace={seed=[1]}'
+            ),
             r"metric of a search.*test_nll",
         ),
         (
-            'data = "digits-lt"\n[search]\ntrials=1\n[search.space]\nlearning_rate={low=1,high=0}',
+            (
+                "data ="
+                ' "digits-lt"\n[search]\ntrials=1\n[search.space]\nlearning_rate={low=1,high=0}'
+            ),
             r"search.space.learning_rate: low 1.0, high 0.0: expected low < high",
         ),
     ],
@@ -236,19 +300,43 @@ def test_the_command_shows_what_fits(data, tmp_path, undisturbed, monkeypatch):
     shutil.copytree(undisturbed["folder"] / "grid", out)
     for width, shown in (("80", "loss  accuracy  ECE  test accuracy"), ("44", "loss")):
         monkeypatch.setenv("COLUMNS", width)
-        done = CliRunner().invoke(app, ["sweep", str(file), "--out", str(out), "--collect"])
-        heading = next(line for line in done.stdout.splitlines() if "learning_rate" in line)
-        assert " ".join(heading.split()) == " ".join(f"method learning_rate seeds {shown}".split())
+        done = CliRunner().invoke(
+            app, ["sweep", str(file), "--out", str(out), "--collect"]
+        )
+        heading = next(
+            line for line in done.stdout.splitlines() if "learning_rate" in line
+        )
+        assert " ".join(heading.split()) == " ".join(
+            f"method learning_rate seeds {shown}".split()
+        )
         assert "4 runs: 4 finished" in done.stdout
-        said = " ".join(done.stdout.split()).partition("not shown, but in table.csv: ")[2]
+        said = " ".join(done.stdout.split()).partition("not shown, but in table.csv: ")[
+            2
+        ]
         left = ["accuracy", "ECE", "test accuracy"][: 3 if width == "44" else 0]
-        assert said.startswith(", ".join([*left, "tail-sensitive test utility", "test loss", "test ECE"]))
+        assert said.startswith(
+            ", ".join([*left, "tail-sensitive test utility", "test loss", "test ECE"])
+        )
     monkeypatch.setenv("COLUMNS", "200")
-    assert "not shown" not in CliRunner().invoke(app, ["sweep", str(file), "--out", str(out), "--collect"]).stdout
+    assert (
+        "not shown"
+        not in CliRunner()
+        .invoke(app, ["sweep", str(file), "--out", str(out), "--collect"])
+        .stdout
+    )
     monkeypatch.setattr(sweep_command, "MOST_SHOWN", 3)
     done = CliRunner().invoke(app, ["sweep", str(file), "--out", str(out), "--collect"])
     assert "not shown, but in table.csv: 1 row\n" in done.stdout
-    assert len(json.loads(CliRunner().invoke(app, ["sweep", str(file), "-o", str(out), "--json"]).stdout)["rows"]) == 4
+    assert (
+        len(
+            json.loads(
+                CliRunner()
+                .invoke(app, ["sweep", str(file), "-o", str(out), "--json"])
+                .stdout
+            )["rows"]
+        )
+        == 4
+    )
 
 
 def test_the_table_has_deviations_over_seeds_and_says_what_its_utility_is(tmp_path):
@@ -257,7 +345,10 @@ def test_the_table_has_deviations_over_seeds_and_says_what_its_utility_is(tmp_pa
     for (method, values), seed in product(nll.items(), range(2)):
         folder = tmp_path / f"out/method={method},seed={seed}"
         folder.mkdir(parents=True)
-        metrics = {"held_out_balanced": {"nll": values[seed]}, "test": {"accuracy": 0.5}}
+        metrics = {
+            "held_out_balanced": {"nll": values[seed]},
+            "test": {"accuracy": 0.5},
+        }
         metrics["test_tail_sensitive"] = {"mean_utility": 0.1}
         (folder / "metrics.json").write_text(json.dumps(metrics))
     words = ["sweep", str(file), "--out", str(tmp_path / "out"), "--collect"]
@@ -265,10 +356,20 @@ def test_the_table_has_deviations_over_seeds_and_says_what_its_utility_is(tmp_pa
     assert "± standard deviations over seeds" in shown
     rows = [" ".join(line.split()) for line in shown.splitlines()]
     assert "method seeds loss test accuracy tail-sensitive test utility" in rows
-    assert rows.index("la_x 2 0.25 ± 0 0.5 ± 0 0.1 ± 0") + 1 == rows.index("ce 2 0.6 ± 0.14 0.5 ± 0 0.1 ± 0")
-    assert "test utility: of the decisions for a penalty of -1, others than" in " ".join(shown.split())
-    assert CliRunner().invoke(app, [*words, "--format", "markdown"]).stdout.splitlines() == [
-        "| method | seeds | held-out loss | test accuracy | tail-sensitive test utility |",
+    assert rows.index("la_x 2 0.25 ± 0 0.5 ± 0 0.1 ± 0") + 1 == rows.index(
+        "ce 2 0.6 ± 0.14 0.5 ± 0 0.1 ± 0"
+    )
+    assert (
+        "test utility: of the decisions for a penalty of -1, others than"
+        in " ".join(shown.split())
+    )
+    assert CliRunner().invoke(
+        app, [*words, "--format", "markdown"]
+    ).stdout.splitlines() == [
+        (
+            "| method | seeds | held-out loss | test accuracy | tail-sensitive test"
+            " utility |"
+        ),
         "|---|---:|---:|---:|---:|",
         r"| la\_x | 2 | 0.25 ± 0 | 0.5 ± 0 | 0.1 ± 0 |",
         "| ce | 2 | 0.6 ± 0.14 | 0.5 ± 0 | 0.1 ± 0 |",

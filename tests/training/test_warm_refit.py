@@ -1,4 +1,6 @@
-"""A refit that starts from the networks trained before it: by hand, in a stack, resumed, after a common beginning."""
+"""A refit that starts from the networks trained before it: by hand, in a stack,
+resumed, after a common beginning.
+"""
 
 import numpy as np
 import pytest
@@ -14,14 +16,23 @@ from rfdlc.training.step import Step
 from rfdlc.training.trainer import Trainer
 
 SMALL = {
-    "widths": 16, "particles": 2, "batch_size": 16, "epochs": 3, "tune": "off", "mixup": 0, "refit": True,
-    "warm_refit": True, "checkpoint_every": 1,
-}  # fmt: skip
+    "widths": 16,
+    "particles": 2,
+    "batch_size": 16,
+    "epochs": 3,
+    "tune": "off",
+    "mixup": 0,
+    "refit": True,
+    "warm_refit": True,
+    "checkpoint_every": 1,
+}
 
 
 @pytest.fixture(scope="module")
 def images():
-    """Three classes, each with a brighter third; a third of the first class are pairs of copies."""
+    """Three classes, each with a brighter third; a third of the first class are pairs
+    of copies.
+    """
     rng = np.random.default_rng(3)
     labels = np.repeat(np.arange(3), [60, 40, 20])
     pixels = rng.integers(0, 120, (120, 1, 9, 9))
@@ -33,30 +44,47 @@ def images():
 
 def assert_same(one, other):
     for name, weight in one.net.state_dict().items():
-        torch.testing.assert_close(other.net.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            other.net.state_dict()[name], weight, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_it_continues_with_the_weights_of_the_first_training(images, tmp_path):
     model = rfdlc.train(images, "rf-dlc", tmp_path / "run", **SMALL, seed=3)
-    first = rfdlc.train(images, "rf-dlc", tmp_path / "first", **SMALL | {"refit": False}, seed=3)
-    stage = build_stages(find_method("rf-dlc"), model.config, images, [3], torch.device("cpu"))[0]
+    first = rfdlc.train(
+        images, "rf-dlc", tmp_path / "first", **SMALL | {"refit": False}, seed=3
+    )
+    stage = build_stages(
+        find_method("rf-dlc"), model.config, images, [3], torch.device("cpu")
+    )[0]
     step = Step(first.net, stage.losses, stage.settings, stage.stage, (), stage.each)
     for epoch in (1, 2, 3):
         step.begin_epoch(epoch, stage.rates(epoch))
         for inputs, targets in stage.loader.epoch(epoch):
             step.compute(inputs, targets, torch.ones(1, 3))
     assert_same(first, model)
-    with np.load(tmp_path / "run/held-out.npz") as held, np.load(tmp_path / "first/held-out.npz") as same:
+    with (
+        np.load(tmp_path / "run/held-out.npz") as held,
+        np.load(tmp_path / "first/held-out.npz") as same,
+    ):
         np.testing.assert_allclose(held["logits"], same["logits"], atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, {"warm_refit": False}, {"refit": False}])
-def test_only_before_it_held_out_samples_count_alike(images, tmp_path, monkeypatch, settings):
+def test_only_before_it_held_out_samples_count_alike(
+    images, tmp_path, monkeypatch, settings
+):
     monkeypatch.setattr(trainer, "SETTLED", 0)
-    given = SMALL | {"calibration": "prior-corrected-temperature", "target_prior": "uniform"} | settings
+    given = (
+        SMALL
+        | {"calibration": "prior-corrected-temperature", "target_prior": "uniform"}
+        | settings
+    )
     model = rfdlc.train(images, "rf-dlc", tmp_path / "run", **given)
     held = Predictions.load(tmp_path / "run/held-out.npz")
-    alike, weighed = (model.decider.fit(held, balanced=balanced).fitted for balanced in (False, True))
+    alike, weighed = (
+        model.decider.fit(held, balanced=balanced).fitted for balanced in (False, True)
+    )
     assert abs(alike.temperature - weighed.temperature) > 1e-3
     assert model.decider.fitted == (weighed if settings else alike)
 
@@ -64,22 +92,38 @@ def test_only_before_it_held_out_samples_count_alike(images, tmp_path, monkeypat
 @pytest.fixture(scope="module")
 def finished(images, tmp_path_factory):
     path = tmp_path_factory.mktemp("warm") / "run"
-    rfdlc.train(images, "rf-dlc", path, **SMALL | {"calibration": "temperature", "target_prior": "train"})
+    rfdlc.train(
+        images,
+        "rf-dlc",
+        path,
+        **SMALL | {"calibration": "temperature", "target_prior": "train"},
+    )
     return Run(path)
 
 
 @pytest.mark.parametrize("sharpness", [2.5, 0.4])
 @pytest.mark.parametrize(
     ("settings", "early"),
-    [({}, True), ({"epochs": 100}, False), ({"warm_refit": False}, False), ({"refit": False}, False)],
+    [
+        ({}, True),
+        ({"epochs": 100}, False),
+        ({"warm_refit": False}, False),
+        ({"refit": False}, False),
+    ],
 )
-def test_after_few_epochs_half_of_what_softens_is_kept(finished, sharpness, settings, early):
+def test_after_few_epochs_half_of_what_softens_is_kept(
+    finished, sharpness, settings, early
+):
     """Held-out logits whose softmax is the true posterior, times a sharpness."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 300)
     logits = 2 * rng.normal(size=(300, 3)) + 4 * np.eye(3)[labels]
-    predictions = Predictions(logits=sharpness * logits, targets=labels, classes=finished.classes)
-    finished.config = finished.config.replace(**{"epochs": 3, "refit": True, "warm_refit": True} | settings)
+    predictions = Predictions(
+        logits=sharpness * logits, targets=labels, classes=finished.classes
+    )
+    finished.config = finished.config.replace(
+        **{"epochs": 3, "refit": True, "warm_refit": True} | settings
+    )
     trainer._calibrate(finished, predictions)
     decider = rfdlc.Decider.load(finished.path)
     full = decider.fit(predictions).fitted.as_affine()[0]
@@ -88,12 +132,16 @@ def test_after_few_epochs_half_of_what_softens_is_kept(finished, sharpness, sett
     assert decider.fitted.as_affine()[0] == pytest.approx(kept)
 
 
-def test_runs_of_a_stack_equal_runs_alone_and_resumed_ones(images, tmp_path, monkeypatch):
+def test_runs_of_a_stack_equal_runs_alone_and_resumed_ones(
+    images, tmp_path, monkeypatch
+):
     seeds, sizes = (0, 1), []
 
     def fit(one, runs, _fit=Trainer.fit):
         stack = one.stacker.next_stack
-        one.stacker.next_stack = lambda waiting: sizes.append(len((found := stack(waiting)).members)) or found
+        one.stacker.next_stack = lambda waiting: (
+            sizes.append(len((found := stack(waiting)).members)) or found
+        )
         return _fit(one, runs)
 
     def stop(one, run, member, epoch, _row=Trainer._history_row):
@@ -101,7 +149,10 @@ def test_runs_of_a_stack_equal_runs_alone_and_resumed_ones(images, tmp_path, mon
             raise KeyboardInterrupt
         return _row(one, run, member, epoch)
 
-    specs = [rfdlc.RunSpec(tmp_path / f"many-{seed}", "rf-dlc", SMALL | {"seed": seed}) for seed in seeds]
+    specs = [
+        rfdlc.RunSpec(tmp_path / f"many-{seed}", "rf-dlc", SMALL | {"seed": seed})
+        for seed in seeds
+    ]
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "fit", fit)
         models = rfdlc.train_many(images, specs)
@@ -114,15 +165,30 @@ def test_runs_of_a_stack_equal_runs_alone_and_resumed_ones(images, tmp_path, mon
                 rfdlc.train(images, "rf-dlc", path, **SMALL, seed=seed)
         alone = rfdlc.resume(path, images)
         assert_same(alone, model)
-        cold = rfdlc.train(images, "rf-dlc", tmp_path / f"cold-{seed}", **SMALL | {"seed": seed, "warm_refit": False})
-        assert not torch.allclose(cold.net.head_weights, alone.net.head_weights, atol=1e-3)
+        cold = rfdlc.train(
+            images,
+            "rf-dlc",
+            tmp_path / f"cold-{seed}",
+            **SMALL | {"seed": seed, "warm_refit": False},
+        )
+        assert not torch.allclose(
+            cold.net.head_weights, alone.net.head_weights, atol=1e-3
+        )
 
 
 def test_runs_that_begin_alike_start_again_from_their_own_weights(images, tmp_path):
-    """Class weights start late: both runs are one training until then, but their refits have other beginnings."""
+    """Class weights start late: both runs are one training until then, but their refits
+    have other beginnings.
+    """
     late = SMALL | {"deferred": 0.7, "repulsion": "none"}
     each = {"plain": {}, "weighted": {"weights": "linear"}}
-    specs = [rfdlc.RunSpec(tmp_path / name, "rf-dlc", late | own) for name, own in each.items()]
+    specs = [
+        rfdlc.RunSpec(tmp_path / name, "rf-dlc", late | own)
+        for name, own in each.items()
+    ]
     models = rfdlc.train_many(images, specs)
     for (name, own), model in zip(each.items(), models, strict=True):
-        assert_same(rfdlc.train(images, "rf-dlc", tmp_path / f"{name}-alone", **late | own), model)
+        assert_same(
+            rfdlc.train(images, "rf-dlc", tmp_path / f"{name}-alone", **late | own),
+            model,
+        )

@@ -18,13 +18,19 @@ OUT_OF_MEMORY = re.compile(r"out of memory|(not enough|allocate) memory")
 
 app = typer.Typer(
     name="rfdlc",
-    help="Reliable decisions on long-tailed data: train once, calibrate, decide for any utility.",
+    help=(
+        "Reliable decisions on long-tailed data: train once, calibrate, decide for any"
+        " utility."
+    ),
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     add_completion=True,
 )
-IMPORT = "Import a module (a name, or a .py file) that registers methods, metrics, calibrators or formats; repeatable."
+IMPORT = (
+    "Import a module (a name, or a .py file) that registers methods, metrics,"
+    " calibrators or formats; repeatable."
+)
 VERSION = "Print the version and exit."
 COMMANDS = {
     decide: ("decide", "evaluate", "report", "plot", "compare", "mislabelled"),
@@ -49,8 +55,13 @@ def _print_version(value: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION)] = False,
-    modules: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help=IMPORT)] = None,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION),
+    ] = False,
+    modules: Annotated[
+        list[str] | None, typer.Option("--import", metavar="MODULE", help=IMPORT)
+    ] = None,
 ) -> None:
     import_own(modules or ())
 
@@ -67,14 +78,19 @@ def main() -> None:
             warnings.showwarning = _print_warning
             app()
     except InputError as error:
-        who = "" if speaks() else f"process {os.environ['RANK']}: "  # the first process reports an error of all
+        who = (
+            "" if speaks() else f"process {os.environ['RANK']}: "
+        )  # the first process reports an error of all
         print(f"rfdlc: {who}{printable(' '.join(str(error).split()))}", file=sys.stderr)
         raise SystemExit(2) from None
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not OUT_OF_MEMORY.search(str(error)):
             raise
         fix = "use less data, smaller inputs or a smaller batch"
-        print(f"rfdlc: there is not enough memory ({printable(error)}): {fix}", file=sys.stderr)
+        print(
+            f"rfdlc: there is not enough memory ({printable(error)}): {fix}",
+            file=sys.stderr,
+        )
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -1,4 +1,6 @@
-"""`rfdlc decide` and `rfdlc evaluate` for tables in many files, which do not have to fit into memory."""
+"""`rfdlc decide` and `rfdlc evaluate` for tables in many files, which do not have to
+fit into memory.
+"""
 
 import os
 from collections.abc import Sequence
@@ -18,44 +20,76 @@ from rfdlc.tables import PARQUET
 if TYPE_CHECKING:
     from rfdlc.data.lake import Lake
 
-MOST_BYTES = 2**28  # of Parquet files that are evaluated in memory, with intervals of every metric
+MOST_BYTES = (
+    2**28
+)  # of Parquet files that are evaluated in memory, with intervals of every metric
 
 
 def check_in_memory(file: str) -> Path:
     """The path of predictions that are read at once; raises for globs and URLs."""
     from rfdlc.data.lake import names_many
 
-    expect(not names_many(file), f"{file}: several files are decided into a folder: give --out FOLDER/")
+    expect(
+        not names_many(file),
+        f"{file}: several files are decided into a folder: give --out FOLDER/",
+    )
     return Path(file)
 
 
 def large_lake(file: str) -> "Lake | None":
-    """Predictions that are evaluated from sums: globs, URLs, folders with partitions, other files or many bytes."""
+    """Predictions that are evaluated from sums: globs, URLs, folders with partitions,
+    other files or many bytes.
+    """
     from rfdlc.data.lake import Lake, is_lake, names_many
 
     if not is_lake(file):
         return None
     lake = Lake(file)
-    plain = all("/" not in unit.name and unit.file.lower().endswith(PARQUET) for unit in lake.units)
-    return None if plain and not names_many(file) and sum(unit.size for unit in lake.units) <= MOST_BYTES else lake
+    plain = all(
+        "/" not in unit.name and unit.file.lower().endswith(PARQUET)
+        for unit in lake.units
+    )
+    return (
+        None
+        if plain
+        and not names_many(file)
+        and sum(unit.size for unit in lake.units) <= MOST_BYTES
+        else lake
+    )
 
 
-def evaluate_files(lake: "Lake", request: Request, groups: Any, uncertainty: str, json: bool) -> None:
+def evaluate_files(
+    lake: "Lake", request: Request, groups: Any, uncertainty: str, json: bool
+) -> None:
     """Evaluate from sums."""
     from rfdlc.integrations.evaluating import evaluate_lake
 
     decider = prepare_lake(request, lake, ())
-    found = evaluate_lake(lake, decider, logits=request.logits, groups=groups, uncertainty=uncertainty)
-    output(json, found.to_dict() | {"decided_for": decider.decided_for}, found, found.promise, repr(decider))
+    found = evaluate_lake(
+        lake, decider, logits=request.logits, groups=groups, uncertainty=uncertainty
+    )
+    output(
+        json,
+        found.to_dict() | {"decided_for": decider.decided_for},
+        found,
+        found.promise,
+        repr(decider),
+    )
 
 
 def is_folder(out: str | None) -> bool:
     """Whether decisions are written to a folder, file by file."""
-    return out is not None and ("://" in out or out.endswith("/") or not os.path.splitext(out)[1])
+    return out is not None and (
+        "://" in out or out.endswith("/") or not os.path.splitext(out)[1]
+    )
 
 
-def prepare_lake(request: Request, lake: "Lake", keep: Sequence[str]) -> "rfdlc.Decider":
-    """The decider that the options ask for; columns are the classes, unless options or a saved decider name them."""
+def prepare_lake(
+    request: Request, lake: "Lake", keep: Sequence[str]
+) -> "rfdlc.Decider":
+    """The decider that the options ask for; columns are the classes, unless options or
+    a saved decider name them.
+    """
     from rfdlc.data.lake import check_first_rows
     from rfdlc.integrations.deciding import lake_prior
 
@@ -69,25 +103,43 @@ def prepare_lake(request: Request, lake: "Lake", keep: Sequence[str]) -> "rfdlc.
 
 
 def _class_columns(lake: "Lake", keep: Sequence[str]) -> "rfdlc.Classes":
-    """Every column but `id`, `target` and those that are kept; raises for one that does not hold numbers."""
+    """Every column but `id`, `target` and those that are kept; raises for one that does
+    not hold numbers.
+    """
     from rfdlc.decide.scores import BOOK_KEEPING, class_columns
     from rfdlc.tables import matrix_of
 
-    names, first = class_columns([name for name in lake.names if name not in keep]), lake.units[0]
-    expect(len(names) > 1, f"{lake.source}: the class columns are {listing(names) or 'none'}: expected one per class")
+    names, first = (
+        class_columns([name for name in lake.names if name not in keep]),
+        lake.units[0],
+    )
+    expect(
+        len(names) > 1,
+        f"{lake.source}: the class columns are {listing(names) or 'none'}: expected one"
+        " per class",
+    )
     try:
         for batch in islice(lake.batches(first, names), 1):
             matrix_of(batch, names, first.file)
     except BrokenRows:  # they do hold numbers
         pass
     except InputError as error:
-        others = f"every column but {' and '.join(BOOK_KEEPING)} is a class: name the classes by --classes"
+        others = (
+            f"every column but {' and '.join(BOOK_KEEPING)} is a class: name the"
+            " classes by --classes"
+        )
         raise InputError(f"{error}; {others}, or keep the column by --keep") from None
     return rfdlc.Classes(tuple(names))
 
 
 def decide_files(
-    source: str, request: Request, out: str, keep: Sequence[str], saved: Path | None, skip_broken: bool, json: bool
+    source: str,
+    request: Request,
+    out: str,
+    keep: Sequence[str],
+    saved: Path | None,
+    skip_broken: bool,
+    json: bool,
 ) -> None:
     """Decide file by file."""
     from rfdlc.data.lake import Lake
@@ -101,21 +153,52 @@ def decide_files(
         with replacing(saved) as beside:
             decider.save(beside)
     found = decide_lake(lake, out, decider, keep=keep, logits=request.logits)
-    summary: dict[str, Any] = {"samples": found.samples, "files": found.files, "actions": found.actions}
+    summary: dict[str, Any] = {
+        "samples": found.samples,
+        "files": found.files,
+        "actions": found.actions,
+    }
     summary |= decisions.mean_values(decider.utility, found.mean_expected_utility)
     summary |= {"decided_for": decider.decided_for}
     summary |= {"files_before": found.before, "skipped": found.skipped, "budget": None}
-    lines = [f"{decisions.mean_value(decider.utility, found.mean_expected_utility)}; d{decider.decided_for[1:]}."]
+    lines = [
+        f"{decisions.mean_value(decider.utility, found.mean_expected_utility)};"
+        f" d{decider.decided_for[1:]}."
+    ]
     if (budget := decider.budget) is not None:
         handed = budget.handed_over(found.actions, decider.utility)
-        summary["budget"] = budget.to_dict() | {"kept_by": "prices", "handed_over": handed}
-        lines.append(decisions.share_line(budget, handed, decider.unfamiliar is not None))
+        summary["budget"] = budget.to_dict() | {
+            "kept_by": "prices",
+            "handed_over": handed,
+        }
+        lines.append(
+            decisions.share_line(budget, handed, decider.unfamiliar is not None)
+        )
         warn_of_share(decider, found.actions)
-    lines += ["Other processes have not finished their files yet."] * (not found.complete)
+    lines += ["Other processes have not finished their files yet."] * (
+        not found.complete
+    )
     new, place = found.files - found.before, f"{counted(found.files, 'file')} in {out}"
-    lines += [f"{place}: all had been decided already." if not new else f"{place}: {new:,} decided now."]
+    lines += [
+        (
+            f"{place}: all had been decided already."
+            if not new
+            else f"{place}: {new:,} decided now."
+        )
+    ]
     for own in found.skipped[:SHOWN]:
-        what = f"{counted(len(own['rows']), 'row')} ({listing(own['rows'])})" if own["rows"] else "a file"
+        what = (
+            f"{counted(len(own['rows']), 'row')} ({listing(own['rows'])})"
+            if own["rows"]
+            else "a file"
+        )
         lines.append(f"Left out {what}: {own['reason']}")
-    lines += [f"Left out in {len(found.skipped):,} files; --json lists all."] * (len(found.skipped) > SHOWN)
-    output(json, summary | {"out": out, "complete": found.complete}, action_table(found.actions, decider.rule), *lines)
+    lines += [f"Left out in {len(found.skipped):,} files; --json lists all."] * (
+        len(found.skipped) > SHOWN
+    )
+    output(
+        json,
+        summary | {"out": out, "complete": found.complete},
+        action_table(found.actions, decider.rule),
+        *lines,
+    )

@@ -1,4 +1,6 @@
-"""The options that commands share, and what they ask for: a utility, or predictions and a decider."""
+"""The options that commands share, and what they ask for: a utility, or predictions and
+a decider.
+"""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -18,39 +20,100 @@ from rfdlc.files import runs_inside
 from rfdlc.tables import is_table, open_table
 
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
-CLASSES = "Training counts: CSV with columns class,count[,group], JSON, or a run folder."
-LABELS = "True classes: CSV or Parquet with columns id, path or file, and target, instead of a column in FILE."
-SKIP_UNKNOWN = "Leave out labelled samples without a label, or of a class that is not predicted, and say how many."
-CALIBRATORS = (
-    "`auto` (default), `temperature`, `power-temperature`, `bias-corrected-temperature`, "
-    "`prior-corrected-temperature`, `prior-corrected-power` or `matrix-scaling`."
+CLASSES = (
+    "Training counts: CSV with columns class,count[,group], JSON, or a run folder."
 )
-CALIBRATE = "Held-out predictions with targets. Of several inputs: one for all but run folders, or one each, in order."
-DECIDER = "A saved decider, or that of a run folder, instead of --calibrate and the priors."
+LABELS = (
+    "True classes: CSV or Parquet with columns id, path or file, and target, instead of"
+    " a column in FILE."
+)
+SKIP_UNKNOWN = (
+    "Leave out labelled samples without a label, or of a class that is not predicted,"
+    " and say how many."
+)
+CALIBRATORS = (
+    "`auto` (default), `temperature`, `power-temperature`,"
+    " `bias-corrected-temperature`, `prior-corrected-temperature`,"
+    " `prior-corrected-power` or `matrix-scaling`."
+)
+CALIBRATE = (
+    "Held-out predictions with targets. Of several inputs: one for all but run folders,"
+    " or one each, in order."
+)
+DECIDER = (
+    "A saved decider, or that of a run folder, instead of --calibrate and the priors."
+)
 SHARES = "`a=0.9,b=0.1`, or a CSV with columns class,share (or class,count)."
-TRAIN_PRIOR = f"Class prior of the scores: `train` (the counts), `uniform` (after reweighting), {SHARES}"
-TARGET_PRIOR = f"Class prior to decide for: `train` (the default, if known), `uniform`, `estimate` (by EM), {SHARES}"
+TRAIN_PRIOR = (
+    "Class prior of the scores: `train` (the counts), `uniform` (after reweighting),"
+    f" {SHARES}"
+)
+TARGET_PRIOR = (
+    "Class prior to decide for: `train` (the default, if known), `uniform`, `estimate`"
+    f" (by EM), {SHARES}"
+)
 NAME_OR_PATH = "A data set's name (`digits-lt`) or a path."
 Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATH)]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
-Target = Annotated[str | None, Option(metavar="COLUMN", help="The class column of a table.")]
-ROOT = "Folder of a named data set; for a list of images, the folder that its paths are relative to."
+Target = Annotated[
+    str | None, Option(metavar="COLUMN", help="The class column of a table.")
+]
+ROOT = (
+    "Folder of a named data set; for a list of images, the folder that its paths are"
+    " relative to."
+)
 GROUPS = "CSV file or column of a table: samples that belong together."
-CATEGORIES = "A column whose values are categories, also where they are numbers, such as codes; may be repeated."
-DEPENDENT = "Column of tables, or of --labels, with patients or sites: what has one value depends on each other."
+CATEGORIES = (
+    "A column whose values are categories, also where they are numbers, such as codes;"
+    " may be repeated."
+)
+DEPENDENT = (
+    "Column of tables, or of --labels, with patients or sites: what has one value"
+    " depends on each other."
+)
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
-PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
-AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
-EXPERT = "CSV of somebody's answers, P(answer | true class), and optionally `cost`: an action of the file's name."
-BUDGET = "Share that is handed over: `5%`, `30/600`, or by action: `total=10%,radiologist=2%`. At most this share in "
-BUDGET += "`decide` of one file, `predict` and `evaluate`; elsewhere on average, by prices of held-out data. "
+PenaltyOption = Annotated[
+    float | None,
+    Option(help="For `tail-sensitive`: the value of a false head, by default -1."),
+]
+AbstainOption = Annotated[
+    float | None,
+    Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2."),
+]
+EXPERT = (
+    "CSV of somebody's answers, P(answer | true class), and optionally `cost`: an"
+    " action of the file's name."
+)
+BUDGET = (
+    "Share that is handed over: `5%`, `30/600`, or by action:"
+    " `total=10%,radiologist=2%`. At most this share in "
+)
+BUDGET += (
+    "`decide` of one file, `predict` and `evaluate`; elsewhere on average, by prices of"
+    " held-out data. "
+)
 BUDGET += "Needs held-out data, but not for a table of `rfdlc predict`. "
 BUDGET += "`decide` of one file also takes `50/day`, with --time."
-ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs held-out data. "
-ALARM += "Found by entropy; by the energy of logits where it helps; of runs with familiarity=true, by features, too."
-SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
-COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9 (or 90%)."
-SET_SIZE = "Largest size of a set: the most probable classes are kept. Then no coverage is promised."
+ALARM = (
+    "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs"
+    " held-out data. "
+)
+ALARM += (
+    "Found by entropy; by the energy of logits where it helps; of runs with"
+    " familiarity=true, by features, too."
+)
+SETS = (
+    "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from"
+    " held-out data), `u65` or `u80`."
+)
+COVERAGE = (
+    "Promised share of samples whose set contains the true class, by default 0.9 (or"
+    " 90%)."
+)
+SET_SIZE = (
+    "Largest size of a set: the most probable classes are kept. Then no coverage is"
+    " promised."
+)
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 Prepared: TypeAlias = "tuple[rfdlc.Predictions, rfdlc.Decider]"
 FORMAT = "Print the table alone: `markdown`, or `latex` (package booktabs)."
@@ -62,7 +125,9 @@ def _known_format(given: str | None) -> str | None:
     return None if given is None else choose("format", given, FORMATS)
 
 
-FormatOption = Annotated[str | None, Option("--format", help=FORMAT, callback=_known_format)]
+FormatOption = Annotated[
+    str | None, Option("--format", help=FORMAT, callback=_known_format)
+]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
 
@@ -71,12 +136,22 @@ class SourceRequest:
     """How data are read: every field is an option of the command."""
 
     root: Annotated[Path | None, Option("--root", help=ROOT)] = None
-    skip_broken: Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, report them.")] = False
-    allow_links: Annotated[bool, Option("--allow-links", help="Accept links that leave a folder of images.")] = False
+    skip_broken: Annotated[
+        bool,
+        Option("--skip-broken", help="Leave out broken files and rows, report them."),
+    ] = False
+    allow_links: Annotated[
+        bool,
+        Option("--allow-links", help="Accept links that leave a folder of images."),
+    ] = False
 
     def given(self) -> dict[str, Any]:
         """Those that were given, without `root`."""
-        return {name: value for name, value in vars(self).items() if value and name != "root"}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if value and name != "root"
+        }
 
 
 @dataclass(frozen=True)
@@ -85,9 +160,17 @@ class DataRequest(SourceRequest):
 
     target: Target = None
     groups: Annotated[str | None, Option(help=GROUPS)] = None
-    time: Annotated[str | None, Option(metavar="COLUMN", help="Train on old rows, test on the newest.")] = None
-    drop: Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")] = None
-    categories: Annotated[list[str] | None, Option(metavar="COLUMN", help=CATEGORIES)] = None
+    time: Annotated[
+        str | None,
+        Option(metavar="COLUMN", help="Train on old rows, test on the newest."),
+    ] = None
+    drop: Annotated[
+        list[str] | None,
+        Option(metavar="COLUMN", help="Leave out a column; may be repeated."),
+    ] = None
+    categories: Annotated[
+        list[str] | None, Option(metavar="COLUMN", help=CATEGORIES)
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +178,9 @@ class UtilityRequest:
     """What to decide for: every field is an option of the command."""
 
     utility: Annotated[str | None, Option("--utility", "-u", help=UTILITY)] = None
-    costs: Annotated[Path | None, Option(help="CSV of costs instead of utilities: U = -cost.")] = None
+    costs: Annotated[
+        Path | None, Option(help="CSV of costs instead of utilities: U = -cost.")
+    ] = None
     penalty: PenaltyOption = None
     abstain: AbstainOption = None
     expert: Annotated[list[Path] | None, Option(help=EXPERT)] = None
@@ -107,61 +192,148 @@ class UtilityRequest:
     unfamiliar: Annotated[str | None, Option(metavar="SHARE", help=ALARM)] = None
 
     def for_model(self, model: Path, instead: str = "") -> dict[str, Any]:
-        """The utility and target prior for a run folder or an exported file, None where no option names them.
+        """The utility and target prior for a run folder or an exported file, None where
+        no option names them.
 
-        With sets, a budget or unfamiliar samples it is the decider of the run, fitted to its held-out predictions.
-        `instead` are commands for an estimated prior with these.
+        With sets, a budget or unfamiliar samples it is the decider of the run, fitted
+        to its held-out predictions. `instead` are commands for an estimated prior with
+        these.
         """
         check_sets(self.sets, self.coverage, self.set_size)
-        prior = None if self.target_prior is None else reading.read_prior(self.target_prior, "target prior")
-        asked, file = self.sets or self.budget or self.unfamiliar, model / reading.CLASSES
-        wrong = runs_inside(model) or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
-        expect(model.suffix == ".onnx" or file.is_file(), wrong)  # before what predicts is loaded
-        if all(value is None for value in (self.utility, self.costs, self.penalty, self.abstain, self.expert, asked)):
+        prior = (
+            None
+            if self.target_prior is None
+            else reading.read_prior(self.target_prior, "target prior")
+        )
+        asked, file = (
+            self.sets or self.budget or self.unfamiliar,
+            model / reading.CLASSES,
+        )
+        wrong = (
+            runs_inside(model)
+            or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
+        )
+        expect(
+            model.suffix == ".onnx" or file.is_file(), wrong
+        )  # before what predicts is loaded
+        if all(
+            value is None
+            for value in (
+                self.utility,
+                self.costs,
+                self.penalty,
+                self.abstain,
+                self.expert,
+                asked,
+            )
+        ):
             return {"utility": None, "target_prior": prior}
         if model.suffix == ".onnx":
-            expect(not asked, f"{model} holds its sets, budget and thresholds: export it again with the option")
+            expect(
+                not asked,
+                f"{model} holds its sets, budget and thresholds: export it again with"
+                " the option",
+            )
             made = rfdlc.OnnxModel.load(model)
-            return {"utility": self.read_utility(made.classes, made.decider), "target_prior": prior}
+            return {
+                "utility": self.read_utility(made.classes, made.decider),
+                "target_prior": prior,
+            }
         saved = reading.folder_decider(model)
         utility = self.read_utility(rfdlc.Classes.from_json(file), saved)
         if not asked:
             return {"utility": utility, "target_prior": prior}
-        late = "thresholds are for one prior; an estimated one is known after predicting: write .npz, then decide it"
+        late = (
+            "thresholds are for one prior; an estimated one is known after predicting:"
+            " write .npz, then decide it"
+        )
         late += f": {instead}" if instead else ""
-        expect(prior != "estimate", f"--target-prior estimate with --sets, --budget or --unfamiliar: {late}")
-        expect(saved, f"{model} has no decider.json: the training has not finished; continue it with `rfdlc resume`")
+        expect(
+            prior != "estimate",
+            f"--target-prior estimate with --sets, --budget or --unfamiliar: {late}",
+        )
+        expect(
+            saved,
+            f"{model} has no decider.json: the training has not finished; continue it"
+            " with `rfdlc resume`",
+        )
         assert saved is not None
         changes = {"budget": None} if self.budget else {}
         target = saved.target_prior if prior is None else prior
-        return {"decider": self.fit_to(saved.replace(utility=utility, target_prior=target, **changes), None, model)}
+        return {
+            "decider": self.fit_to(
+                saved.replace(utility=utility, target_prior=target, **changes),
+                None,
+                model,
+            )
+        }
 
-    def fit_to(self, decider: "rfdlc.Decider", held: Any, run: Path, ready: Any = None) -> "rfdlc.Decider":
-        """The decider with the sets and the handing over that the options ask for, by held-out data or the run's."""
-        beside, asked = run / "held-out.npz", self.sets or self.budget or self.unfamiliar
-        held = rfdlc.Predictions.load(beside) if held is None and asked and beside.is_file() else held
+    def fit_to(
+        self, decider: "rfdlc.Decider", held: Any, run: Path, ready: Any = None
+    ) -> "rfdlc.Decider":
+        """The decider with the sets and the handing over that the options ask for, by
+        held-out data or the run's.
+        """
+        beside, asked = (
+            run / "held-out.npz",
+            self.sets or self.budget or self.unfamiliar,
+        )
+        held = (
+            rfdlc.Predictions.load(beside)
+            if held is None and asked and beside.is_file()
+            else held
+        )
         decider = with_sets(decider, self.sets, self.coverage, self.set_size, held)
-        return with_deferral(decider, self.budget, self.unfamiliar, held, held if ready is None else ready)
+        return with_deferral(
+            decider,
+            self.budget,
+            self.unfamiliar,
+            held,
+            held if ready is None else ready,
+        )
 
-    def read_utility(self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None") -> "rfdlc.Utility | None":
-        """The utility that the options name; `--abstain` or `--expert` alone adds to that of the `saved` decider."""
+    def read_utility(
+        self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None"
+    ) -> "rfdlc.Utility | None":
+        """The utility that the options name; `--abstain` or `--expert` alone adds to
+        that of the `saved` decider.
+        """
         costs, abstain = self.costs is not None, self.abstain
-        expect(self.utility is None or not costs, "--utility and --costs exclude each other: give one of them")
+        expect(
+            self.utility is None or not costs,
+            "--utility and --costs exclude each other: give one of them",
+        )
         named = str(self.costs) if costs else self.utility
         adds = abstain is not None or bool(self.expert)
         utility = saved.utility if saved is not None and adds else None
         if named is not None or self.penalty is not None or (adds and saved is None):
-            utility = reading.read_utility(named or "one-hot", classes, self.penalty, costs)
+            utility = reading.read_utility(
+                named or "one-hot", classes, self.penalty, costs
+            )
         if utility is not None and abstain is not None:
-            problem = f"--abstain {abstain:g} is worth more than every decision under these costs"
+            problem = (
+                f"--abstain {abstain:g} is worth more than every decision under these"
+                " costs"
+            )
             wrong = costs and abstain > utility.matrix.max()
-            expect(not wrong, f"{problem}: write --abstain {-abstain:g} for a cost of {abstain:g}")
+            expect(
+                not wrong,
+                f"{problem}: write --abstain {-abstain:g} for a cost of {abstain:g}",
+            )
             utility = utility.with_abstain(abstain)
         for file in self.expert or ():
             utility = None if utility is None else reading.with_expert(utility, file)
-        forced = self.unfamiliar is not None or (saved is not None and saved.unfamiliar is not None)
-        if utility is not None and not forced and (adds or named not in (None, *reading.BUILDERS)):
-            reading.warn_of_dominated_actions(utility)  # unfamiliar samples may be handed over to these, too
+        forced = self.unfamiliar is not None or (
+            saved is not None and saved.unfamiliar is not None
+        )
+        if (
+            utility is not None
+            and not forced
+            and (adds or named not in (None, *reading.BUILDERS))
+        ):
+            reading.warn_of_dominated_actions(
+                utility
+            )  # unfamiliar samples may be handed over to these, too
         return utility
 
 
@@ -172,76 +344,154 @@ class Request(UtilityRequest):
     classes: Annotated[str | None, Option("--classes", "-c", help=CLASSES)] = None
     calibrate: Annotated[list[Path] | None, Option(help=CALIBRATE)] = None
     calibration: Annotated[str | None, Option(help=CALIBRATORS)] = None
-    balanced: Annotated[bool, Option("--balanced", help="Calibrate with equal weight for every class.")] = False
+    balanced: Annotated[
+        bool, Option("--balanced", help="Calibrate with equal weight for every class.")
+    ] = False
     train_prior: Annotated[str | None, Option(help=TRAIN_PRIOR)] = None
-    combine: Annotated[str | None, Option(help="For several particles: `mean-probabilities` or `mean-logits`.")] = None
-    rule: Annotated[str | None, Option(help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")] = None
+    combine: Annotated[
+        str | None,
+        Option(help="For several particles: `mean-probabilities` or `mean-logits`."),
+    ] = None
+    rule: Annotated[
+        str | None,
+        Option(help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns)."),
+    ] = None
     groups: Annotated[str | None, Option(metavar="COLUMN", help=DEPENDENT)] = None
-    logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
+    logits: Annotated[
+        bool, Option("--logits", help="The tables hold logits, not probabilities.")
+    ] = False
     decider: Annotated[Path | None, Option(help=DECIDER)] = None
     skip_unknown: Annotated[bool, Option("--skip-unknown", help=SKIP_UNKNOWN)] = False
 
     def prepare(
-        self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = (), skip: bool | None = None
+        self,
+        file: Path,
+        like: "rfdlc.Classes | None" = None,
+        columns: Sequence[str] = (),
+        skip: bool | None = None,
     ) -> "Prepared":
-        """Read the predictions; make the decider, or change the saved one, and fit it if asked.
+        """Read the predictions; make the decider, or change the saved one, and fit it
+        if asked.
 
-        The classes of a table are in the order of those that it is to be compared with; `columns` are not classes.
-        `skip` says whether rows without labels are left out, or raise; None keeps them.
+        The classes of a table are in the order of those that it is to be compared with;
+        `columns` are not classes. `skip` says whether rows without labels are left out,
+        or raise; None keeps them.
         """
         beside = file / "held-out.npz"
-        if (self.calibration or self.balanced) and not self.calibrate and beside.is_file():
-            return Request.prepare(replace(self, calibrate=[beside]), file, like, columns, skip)
+        if (
+            (self.calibration or self.balanced)
+            and not self.calibrate
+            and beside.is_file()
+        ):
+            return Request.prepare(
+                replace(self, calibrate=[beside]), file, like, columns, skip
+            )
         classes = self.checked_classes()
         if like is not None and is_table(file):
             classes = classes or like
             if {*classes.names} == {*like.names}:
                 classes = classes.in_order(like.names)
         found = self.load(file, classes, columns, skip)
-        if twice := repeated(() if found.ids is None or self.groups == "id" else found.ids.tolist()):
-            told = f"{file}: {counted(len(twice), 'id')} {are(len(twice))} in several rows ({listing(twice, 3)})"
-            fix = "remove repeated rows, if they are the same sample; if ids name patients, use --groups id"
+        if twice := repeated(
+            () if found.ids is None or self.groups == "id" else found.ids.tolist()
+        ):
+            told = (
+                f"{file}: {counted(len(twice), 'id')} {are(len(twice))} in several rows"
+                f" ({listing(twice, 3)})"
+            )
+            fix = (
+                "remove repeated rows, if they are the same sample; if ids name"
+                " patients, use --groups id"
+            )
             warnings.warn(f"{told}, and each row counts: {fix}", stacklevel=2)
         if {*columns} <= {*found.columns}:  # the others are those of labels
             reading.check_groups(found, self.groups, str(file))
-        own, ready = (found.classes, found.named), found if found.scores.corrected else None
-        return found, self.make_decider(file, classes, *own, lambda d: d.estimate_prior(found), ready)
+        own, ready = (
+            (found.classes, found.named),
+            found if found.scores.corrected else None,
+        )
+        return found, self.make_decider(
+            file, classes, *own, lambda d: d.estimate_prior(found), ready
+        )
 
     def load(
-        self, file: Path, classes: "rfdlc.Classes | None", columns: Sequence[str] = (), skip: bool | None = None
+        self,
+        file: Path,
+        classes: "rfdlc.Classes | None",
+        columns: Sequence[str] = (),
+        skip: bool | None = None,
     ) -> "rfdlc.Predictions":
-        """Predictions; columns of a table that are not classes are ignored where options or a run name the classes."""
-        named = self.named_classes(open_table(file).names, file) if classes is None and is_table(file) else None
+        """Predictions; columns of a table that are not classes are ignored where
+        options or a run name the classes.
+        """
+        named = (
+            self.named_classes(open_table(file).names, file)
+            if classes is None and is_table(file)
+            else None
+        )
         given = "" if classes is None else "the classes of the other inputs"
         given = f"--classes {self.classes}" if self.classes else given
         others = given if named is None else self.names_classes
         kept = (*columns, *filter(None, [self.groups]))
-        options: dict[str, Any] = {"logits": self.logits, "others": others, "columns": kept, "skip_unknown": skip}
-        return reading.with_groups(rfdlc.Predictions.load(file, classes or named, **options), self.groups)
+        options: dict[str, Any] = {
+            "logits": self.logits,
+            "others": others,
+            "columns": kept,
+            "skip_unknown": skip,
+        }
+        return reading.with_groups(
+            rfdlc.Predictions.load(file, classes or named, **options), self.groups
+        )
 
-    def named_classes(self, columns: Sequence[str], where: object) -> "rfdlc.Classes | None":
-        """Those of a saved decider, or of a table of utilities in the order of the columns; `where` has these."""
+    def named_classes(
+        self, columns: Sequence[str], where: object
+    ) -> "rfdlc.Classes | None":
+        """Those of a saved decider, or of a table of utilities in the order of the
+        columns; `where` has these.
+        """
         if self.saved_decider is not None:
             return rfdlc.Classes(self.saved_decider.utility.classes.names)
         names = self.utility_names
         absent = [name for name in names if name not in columns]
         hint = suggestion(absent[0], {*columns} - {*names}) if absent else ""
-        told = f"{self.names_classes}: {where} has no column for the class {listing(map(repr, absent))}; it has "
-        fix = "correct one of the two; in a table of costs or utilities each line begins with its true class"
+        told = (
+            f"{self.names_classes}: {where} has no column for the class"
+            f" {listing(map(repr, absent))}; it has "
+        )
+        fix = (
+            "correct one of the two; in a table of costs or utilities each line begins"
+            " with its true class"
+        )
         expect(not absent, f"{told}{listing(columns)}: {fix}{hint}")
-        return rfdlc.Classes(tuple(filter({*names}.__contains__, columns))) if names else None
+        return (
+            rfdlc.Classes(tuple(filter({*names}.__contains__, columns)))
+            if names
+            else None
+        )
 
     @property
     def names_classes(self) -> str:
         """What `named_classes` are those of."""
-        return f"the utility of {self.decider}" if self.decider else str(self.costs or self.utility)
+        return (
+            f"the utility of {self.decider}"
+            if self.decider
+            else str(self.costs or self.utility)
+        )
 
     @cached_property
     def utility_names(self) -> tuple[str, ...]:
-        """The classes of a table of utilities, read once; none if there is no such table."""
+        """The classes of a table of utilities, read once; none if there is no such
+        table.
+        """
         table = str(self.costs or self.utility or reading.BUILDERS[0])
-        with warnings.catch_warnings(action="ignore"):  # these are shown when the utility is made
-            return () if table in reading.BUILDERS else reading.read_table(table, self.costs is not None).classes.names
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # these are shown when the utility is made
+            return (
+                ()
+                if table in reading.BUILDERS
+                else reading.read_table(table, self.costs is not None).classes.names
+            )
 
     @cached_property
     def saved_decider(self) -> "rfdlc.Decider | None":
@@ -249,38 +499,84 @@ class Request(UtilityRequest):
         return None if self.decider is None else rfdlc.Decider.load(self.decider)
 
     def checked_classes(self) -> "rfdlc.Classes | None":
-        """The classes that the options name; raises for options that do not fit together."""
-        fits, files = self.calibrate or not (self.calibration or self.balanced), len(self.calibrate or ())
-        expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, too (--calibrate FILE)")
-        expect(files < 2, f"--calibrate is given {files} times: expected one file for the one input")
+        """The classes that the options name; raises for options that do not fit
+        together.
+        """
+        fits, files = (
+            self.calibrate or not (self.calibration or self.balanced),
+            len(self.calibrate or ()),
+        )
+        expect(
+            fits,
+            "--calibration and --balanced say how to fit: give held-out predictions,"
+            " too (--calibrate FILE)",
+        )
+        expect(
+            files < 2,
+            f"--calibrate is given {files} times: expected one file for the one input",
+        )
         if self.calibrate and self.saved_decider is not None:
-            told = f"--decider {self.decider} is calibrated, and --calibrate {self.calibrate[0]} would replace that"
+            told = (
+                f"--decider {self.decider} is calibrated, and --calibrate"
+                f" {self.calibrate[0]} would replace that"
+            )
             expect(self.saved_decider.fitted is None, f"{told}: give one of the two")
         check_sets(self.sets, self.coverage, self.set_size)
         return None if self.classes is None else reading.read_classes(self.classes)
 
     def make_decider(
-        self, file: Path, classes: Any, own: Any, named: bool, estimate: Any, ready: "rfdlc.Predictions | None" = None
+        self,
+        file: Path,
+        classes: Any,
+        own: Any,
+        named: bool,
+        estimate: Any,
+        ready: "rfdlc.Predictions | None" = None,
     ) -> "rfdlc.Decider":
-        """The decider that the options ask for, for scores of `own` classes; `estimate` gives their class prior.
+        """The decider that the options ask for, for scores of `own` classes; `estimate`
+        gives their class prior.
 
-        A budget of samples that are `ready`, calibrated and corrected, is found from them.
+        A budget of samples that are `ready`, calibrated and corrected, is found from
+        them.
         """
         from rfdlc.decide.wording import CORRECTED_TWICE
 
-        saved = reading.folder_decider(file) if self.decider is None else self.saved_decider
+        saved = (
+            reading.folder_decider(file) if self.decider is None else self.saved_decider
+        )
         known = own if named or saved is None else saved.utility.classes
         built = self.costs is None and self.utility in (None, *reading.BUILDERS)
         utility = self.read_utility(known if named or built else None, saved)
-        prior = None if self.train_prior is None else reading.read_prior(self.train_prior, "training prior")
-        own_prior = f"--train-prior: {file} knows the class prior of its scores: leave the option out"
-        known_prior = saved is not None and saved.train_prior is not None and self.decider is None
+        prior = (
+            None
+            if self.train_prior is None
+            else reading.read_prior(self.train_prior, "training prior")
+        )
+        own_prior = (
+            f"--train-prior: {file} knows the class prior of its scores: leave the"
+            " option out"
+        )
+        known_prior = (
+            saved is not None and saved.train_prior is not None and self.decider is None
+        )
         expect(prior is None or not known_prior, own_prior)
         wanted, estimated = self.target_prior, self.target_prior == "estimate"
-        target = None if wanted is None or estimated else reading.read_prior(wanted, "target prior")
+        target = (
+            None
+            if wanted is None or estimated
+            else reading.read_prior(wanted, "target prior")
+        )
         expect(ready is None or wanted is None, CORRECTED_TWICE)
-        given: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
-        given = {k: v for k, v in (given | {"train_prior": prior, "target_prior": target}).items() if v is not None}
+        given: dict[str, Any] = {
+            "combine": self.combine,
+            "calibration": self.calibration,
+            "rule": self.rule,
+        }
+        given = {
+            k: v
+            for k, v in (given | {"train_prior": prior, "target_prior": target}).items()
+            if v is not None
+        }
         if saved is None:
             decider = rfdlc.Decider(utility or rfdlc.Utility.one_hot(own), **given)
         else:
@@ -289,33 +585,55 @@ class Request(UtilityRequest):
         held = None
         if self.calibrate:
             held = self.load(self.calibrate[0], classes, skip=self.skip_unknown)
-            labelled = f"--calibrate {self.calibrate[0]}: has no true classes: expected a column target"
+            labelled = (
+                f"--calibrate {self.calibrate[0]}: has no true classes: expected a"
+                " column target"
+            )
             expect(held.targets is not None, labelled)
             reading.check_groups(held, self.groups, f"--calibrate {self.calibrate[0]}")
             decider = decider.fit(held, balanced=self.balanced)
         if estimated:
             decider = decider.replace(target_prior=estimate(decider))
-        return self.fit_to(decider, held, file if self.decider is None else self.decider, ready)
+        return self.fit_to(
+            decider, held, file if self.decider is None else self.decider, ready
+        )
 
     def of_each(self, files: list[Path]) -> "list[Self]":
-        """The requests of several inputs, which have one calibration file each, or share one but for run folders.
+        """The requests of several inputs, which have one calibration file each, or
+        share one but for run folders.
 
-        A run has been calibrated by its own held-out samples: those of another model do not fit, nor does its prior.
+        A run has been calibrated by its own held-out samples: those of another model do
+        not fit, nor does its prior.
         """
         given, count = self.calibrate or [], len(files)
-        saved = [None if self.decider else reading.folder_decider(file) for file in files]
+        saved = [
+            None if self.decider else reading.folder_decider(file) for file in files
+        ]
         if len(given) != 1 or count == 1:
-            once = f"--calibrate is given {len(given)} times for {count} inputs: expected once, or once per input"
+            once = (
+                f"--calibrate is given {len(given)} times for {count} inputs: expected"
+                " once, or once per input"
+            )
             expect(len(given) in (0, count), once)
             each = [replace(self, calibrate=given[i : i + 1]) for i in range(count)]
         else:
             own = [run is not None and run.fitted is not None for run in saved]
-            fix = "all inputs have a calibration of their own: leave it out, or give it once per input"
+            fix = (
+                "all inputs have a calibration of their own: leave it out, or give it"
+                " once per input"
+            )
             expect(not all(own), f"--calibrate {given[0]}: {fix}")
-            none: dict[str, Any] = {"calibrate": None, "calibration": None, "balanced": False}
+            none: dict[str, Any] = {
+                "calibrate": None,
+                "calibration": None,
+                "balanced": False,
+            }
             each = [replace(self, **none) if kept else self for kept in own]
         mixed = None in saved  # a prior is that of inputs which do not know theirs
-        return [replace(one, train_prior=None) if mixed and run else one for one, run in zip(each, saved, strict=True)]
+        return [
+            replace(one, train_prior=None) if mixed and run else one
+            for one, run in zip(each, saved, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -323,27 +641,55 @@ class LabelledRequest(Request):
     """For commands that compare decisions with labels."""
 
     labels: Annotated[Path | None, Option(help=LABELS)] = None
-    target: Annotated[str | None, Option(metavar="COLUMN", help="The class column of --labels FILE.")] = None
+    target: Annotated[
+        str | None, Option(metavar="COLUMN", help="The class column of --labels FILE.")
+    ] = None
 
     def checked_classes(self) -> "rfdlc.Classes | None":
-        """As in other requests, after checking that --target has a file to name a column of."""
-        own = f"--target {self.target} names a column of --labels FILE: give that, too; in predictions it is `target`"
+        """As in other requests, after checking that --target has a file to name a
+        column of.
+        """
+        own = (
+            f"--target {self.target} names a column of --labels FILE: give that, too;"
+            " in predictions it is `target`"
+        )
         expect(self.target is None or self.labels is not None, own)
         return super().checked_classes()
 
     def prepare(
-        self, file: Path, like: "rfdlc.Classes | None" = None, columns: Sequence[str] = (), skip: bool | None = None
+        self,
+        file: Path,
+        like: "rfdlc.Classes | None" = None,
+        columns: Sequence[str] = (),
+        skip: bool | None = None,
     ) -> "Prepared":
-        """With labels and `columns` of a file, matched by id: as it is, or by the file name where it is a path."""
+        """With labels and `columns` of a file, matched by id: as it is, or by the file
+        name where it is a path.
+        """
         columns = (*columns, *filter(None, [self.groups] if is_table(file) else []))
         names = open_table(file).names if columns and is_table(file) else ()
-        group, source = reading.group_column(file) if columns and self.labels is None else ("", "")
+        group, source = (
+            reading.group_column(file) if columns and self.labels is None else ("", "")
+        )
         known = [*names, *([group] if group else [])]
-        wanted, has = [name for name in columns if name not in known], listing(known, 20) or "scores alone"
-        expect(self.labels or not wanted, f"{file}: no column {listing(wanted)}, it has {has}; see also --labels FILE")
-        predictions, decider = super().prepare(file, like, columns, self.skip_unknown if self.labels is None else skip)
+        wanted, has = (
+            [name for name in columns if name not in known],
+            listing(known, 20) or "scores alone",
+        )
+        expect(
+            self.labels or not wanted,
+            f"{file}: no column {listing(wanted)}, it has {has}; see also --labels"
+            " FILE",
+        )
+        predictions, decider = super().prepare(
+            file, like, columns, self.skip_unknown if self.labels is None else skip
+        )
         if group in columns:
-            predictions.columns |= {group: reading.groups_of(predictions, f"{file}: --by {group}", source or "FILE")}
+            predictions.columns |= {
+                group: reading.groups_of(
+                    predictions, f"{file}: --by {group}", source or "FILE"
+                )
+            }
         if self.labels is None:
             return predictions, decider
         from rfdlc.data.load import IDS, id_column
@@ -351,50 +697,96 @@ class LabelledRequest(Request):
         from rfdlc.data.sources.table import TARGETS
 
         named = reading.table_columns(self.labels)
-        cells = {name.lower(): own for name, own in named.items()} | named  # some may differ in case alone
-        key, target = (next((name for name in names if name in cells), "") for names in ((*IDS, *PATHS), TARGETS))
+        cells = {
+            name.lower(): own for name, own in named.items()
+        } | named  # some may differ in case alone
+        key, target = (
+            next((name for name in names if name in cells), "")
+            for names in ((*IDS, *PATHS), TARGETS)
+        )
         for name in (*wanted, *([] if self.target is None else [self.target])):
             choose(f"{self.labels}: column", name, named)
-        target, known = self.target or target, [] if predictions.ids is None else predictions.ids.tolist()
-        expect(known, f"{file}: has no ids, by which labels are matched: add a column id")
+        target, known = (
+            self.target or target,
+            [] if predictions.ids is None else predictions.ids.tolist(),
+        )
+        expect(
+            known, f"{file}: has no ids, by which labels are matched: add a column id"
+        )
         key = key or id_column(self.labels, named, {*known})
-        told = f"expected columns id (or path) and target; it has {listing(named)}: rename those that are meant, "
+        told = (
+            f"expected columns id (or path) and target; it has {listing(named)}: rename"
+            " those that are meant, "
+        )
         told += "or name the class column by --target"
-        expect(key in cells and (target or (wanted and predictions.targets is not None)), f"{self.labels}: {told}")
-        told, skip = f"{self.labels}: expected one row for each id of {file}", self.skip_unknown and bool(target)
+        expect(
+            key in cells and (target or (wanted and predictions.targets is not None)),
+            f"{self.labels}: {told}",
+        )
+        told, skip = (
+            f"{self.labels}: expected one row for each id of {file}",
+            self.skip_unknown and bool(target),
+        )
         rows = reading.rows_of(known, cells[key], told, skip)
         matched = [*wanted, target] if target else wanted
-        found = {name: ["" if row is None else cells[name][row] for row in rows] for name in matched}
+        found = {
+            name: ["" if row is None else cells[name][row] for row in rows]
+            for name in matched
+        }
         predictions.columns |= {name: found[name] for name in wanted}
         if target:
             where = f"{self.labels}: {target}"
-            predictions = reading.with_labels(predictions, found[target], where, self.skip_unknown)
+            predictions = reading.with_labels(
+                predictions, found[target], where, self.skip_unknown
+            )
         return reading.with_groups(predictions, self.groups), decider
 
 
 def data_options(pairs: Iterable[str]) -> dict[str, str]:
     """Those of `data.key=value` among pairs, by key."""
-    found = (pair.removeprefix("data.").partition("=") for pair in pairs if pair.startswith("data."))
+    found = (
+        pair.removeprefix("data.").partition("=")
+        for pair in pairs
+        if pair.startswith("data.")
+    )
     return {key.strip().replace("-", "_"): value.strip() for key, _, value in found}
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of the command that is a dataclass by one option per field."""
+    """Replace each parameter of the command that is a dataclass by one option per
+    field.
+    """
     given = signature(command).parameters
-    requests: dict[str, Any] = {name: own.annotation for name, own in given.items() if is_dataclass(own.annotation)}
+    requests: dict[str, Any] = {
+        name: own.annotation
+        for name, own in given.items()
+        if is_dataclass(own.annotation)
+    }
     parameters = [
         parameter.replace(kind=Parameter.KEYWORD_ONLY)
         for name, own in given.items()
-        for parameter in (signature(requests[name]).parameters.values() if name in requests else [own])
+        for parameter in (
+            signature(requests[name]).parameters.values() if name in requests else [own]
+        )
     ]
-    parameters.sort(key=lambda parameter: parameter.default is not Parameter.empty)  # arguments come first
+    parameters.sort(
+        key=lambda parameter: parameter.default is not Parameter.empty
+    )  # arguments come first
 
     @wraps(command)
     def expanded(**values: Any) -> None:
         for name, kind in requests.items():
-            values[name] = kind(**{own.name: values.pop(own.name) for own in fields(kind) if own.name in values})
+            values[name] = kind(
+                **{
+                    own.name: values.pop(own.name)
+                    for own in fields(kind)
+                    if own.name in values
+                }
+            )
         command(**values)
 
     expanded.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    expanded.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in parameters
+    }
     return expanded

@@ -10,12 +10,26 @@ from rfdlc.cli.request import JsonOption
 from rfdlc.cli.writing import check_writable, output
 from rfdlc.errors import choose, counted
 
-SOURCE = "The folder of `rfdlc serve --log-decisions`, or predictions (CSV, Parquet, `.npz`) in the order they came."
-REFERENCE = "Held-out predictions with `target`, or a run folder: what decisions promised."
-WINDOW = "Samples of a window, or its time (`6h`, `1d`, `1w`); by default a twentieth, at least 1,000 samples."
-TRAFFIC = "Samples per month, for the rate of false alarms; by default as the times of the log say."
+SOURCE = (
+    "The folder of `rfdlc serve --log-decisions`, or predictions (CSV, Parquet, `.npz`)"
+    " in the order they came."
+)
+REFERENCE = (
+    "Held-out predictions with `target`, or a run folder: what decisions promised."
+)
+WINDOW = (
+    "Samples of a window, or its time (`6h`, `1d`, `1w`); by default a twentieth, at"
+    " least 1,000 samples."
+)
+TRAFFIC = (
+    "Samples per month, for the rate of false alarms; by default as the times of the"
+    " log say."
+)
 ALARMED = 3  # the exit code: 1 is a program that failed, 2 wrong input
-DECIDER = "Decider of predictions (file or run); or which one of a log (by default its last): `LOG/deciders/V.json`."
+DECIDER = (
+    "Decider of predictions (file or run); or which one of a log (by default its last):"
+    " `LOG/deciders/V.json`."
+)
 KIND = "`prior`, `calibration` or `both`; by default what gains most."
 FORCE = "Write the decider although it is not shown to pay."
 
@@ -23,16 +37,22 @@ FORCE = "Write the decider although it is not shown to pay."
 def watch(
     source: Annotated[Path, Argument(metavar="LOG", help=SOURCE)],
     reference: Annotated[Path, Option("--reference", "-r", help=REFERENCE)],
-    out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path("watch.html"),
+    out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path(
+        "watch.html"
+    ),
     decider: Annotated[Path | None, Option(help=DECIDER)] = None,
     window: Annotated[str | None, Option(help=WINDOW)] = None,
     per_month: Annotated[int | None, Option(min=1000, help=TRAFFIC)] = None,
-    logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False,
+    logits: Annotated[
+        bool, Option("--logits", help="The tables hold logits, not probabilities.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Estimate without labels what decisions in service are still worth, and test whether anything has changed.
+    """Estimate without labels what decisions in service are still worth, and test
+    whether anything has changed.
 
-    The exit code is 0 if no test has raised an alarm, and 3 if one has: then a program should act.
+    The exit code is 0 if no test has raised an alarm, and 3 if one has: then a program
+    should act.
 
     **Examples**
 
@@ -42,27 +62,56 @@ def watch(
     """
     check_writable(out, endings=(".html", ".htm"))
     own = decider
-    if own is None and (reference / "decider.json").is_file() and not (source / "deciders").is_dir():
+    if (
+        own is None
+        and (reference / "decider.json").is_file()
+        and not (source / "deciders").is_dir()
+    ):
         own = reference
-    found = rfdlc.watch(source, reference, out, decider=own, window=window, per_month=per_month, logits=logits)
-    output(json, found.to_dict() | {"out": str(out)}, *found.verdict, f"Written to {out}: open it in a browser.")
+    found = rfdlc.watch(
+        source,
+        reference,
+        out,
+        decider=own,
+        window=window,
+        per_month=per_month,
+        logits=logits,
+    )
+    output(
+        json,
+        found.to_dict() | {"out": str(out)},
+        *found.verdict,
+        f"Written to {out}: open it in a browser.",
+    )
     if any(when is not None for when in found.monitor.alarms.values()):
         raise SystemExit(ALARMED)
 
 
 def recalibrate(
-    source: Annotated[Path, Argument(metavar="LOG", help="The folder of `rfdlc serve --log-decisions`.")],
-    out: Annotated[Path, Option("--out", "-o", help="The decider to write (JSON); a server takes it up.")],
+    source: Annotated[
+        Path,
+        Argument(metavar="LOG", help="The folder of `rfdlc serve --log-decisions`."),
+    ],
+    out: Annotated[
+        Path,
+        Option(
+            "--out", "-o", help="The decider to write (JSON); a server takes it up."
+        ),
+    ],
     kind: Annotated[str | None, Option("--kind", help=KIND)] = None,
-    decider: Annotated[Path | None, Option(help="Of which decisions; by default the last of the log.")] = None,
+    decider: Annotated[
+        Path | None, Option(help="Of which decisions; by default the last of the log.")
+    ] = None,
     force: Annotated[bool, Option("--force", help=FORCE)] = False,
     json: JsonOption = False,
 ) -> None:
-    """Calibrate a decider again, or change its prior, from logged decisions and labels sent to POST /feedback.
+    """Calibrate a decider again, or change its prior, from logged decisions and labels
+    sent to POST /feedback.
 
-    The file is written if the interval of the gain is above 0, and with `--force`. Intervals are 95% ones of the three
-    options together: with nothing to gain, a run writes in about 2.5% of cases at most. If not, the file stays as it is
-    and the exit code is 0: more labels may show a gain. `--json` has `written`.
+    The file is written if the interval of the gain is above 0, and with `--force`.
+    Intervals are 95% ones of the three options together: with nothing to gain, a run
+    writes in about 2.5% of cases at most. If not, the file stays as it is and the exit
+    code is 0: more labels may show a gain. `--json` has `written`.
 
     **Examples**
 
@@ -75,18 +124,38 @@ def recalibrate(
     check_writable(out, endings=(".json",))
     if kind is not None:
         choose("kind", kind, ("prior", "calibration", "both"))
-    chosen, found, realised = rfdlc.recalibrate(source, out, kind=kind, decider=decider, force=force)
+    chosen, found, realised = rfdlc.recalibrate(
+        source, out, kind=kind, decider=decider, force=force
+    )
     version = decider_version(chosen.decider)
-    each = {o.name: {"gain": o.gain, "interval": o.interval, "pays": o.pays} for o in found}
+    each = {
+        o.name: {"gain": o.gain, "interval": o.interval, "pays": o.pays} for o in found
+    }
     written = chosen.pays or force
-    advice = "the interval is above 0: it pays" if chosen.pays else "not shown to pay yet: the interval is not above 0"
+    advice = (
+        "the interval is above 0: it pays"
+        if chosen.pays
+        else "not shown to pay yet: the interval is not above 0"
+    )
     done = f"Written to {out} ({chosen.name}, decider {version}); {advice}."
-    left = f"Not written, {out} is as before: {chosen.name} is {advice}. Send more labels, or write it with --force."
-    table = {"out": str(out), "decider": version, "kind": chosen.name, "options": each, "written": written}
+    left = (
+        f"Not written, {out} is as before: {chosen.name} is {advice}. Send more labels,"
+        " or write it with --force."
+    )
+    table = {
+        "out": str(out),
+        "decider": version,
+        "kind": chosen.name,
+        "options": each,
+        "written": written,
+    }
     lines = [
         f"{counted(realised.labelled, 'label')}: {realised.words}; {realised.promise}.",
         "Gains per sample (95% intervals of all three together):",
-        *(f"{o.name}: {readable(o.gain)} ({' to '.join(map(readable, o.interval))})" for o in found),
+        *(
+            f"{o.name}: {readable(o.gain)} ({' to '.join(map(readable, o.interval))})"
+            for o in found
+        ),
         done if written else left,
     ]
     output(json, table | realised.to_dict(), *lines)

@@ -1,6 +1,8 @@
-"""Random operations and affine maps of images on a GPU, a program per image: what `policy.py` and `augment.py` compute.
+"""Random operations and affine maps of images on a GPU, a program per image: what
+`policy.py` and `augment.py` compute.
 
-There, each operation is computed for every image and kept where it was drawn, in dozens of passes over memory.
+There, each operation is computed for every image and kept where it was drawn, in dozens
+of passes over memory.
 """
 
 import torch
@@ -28,8 +30,12 @@ def _grey(source, inside, pixels: tl.constexpr, C: tl.constexpr):
     """Luminance of three channels, the mean of others."""
     grey = tl.load(source, mask=inside, other=0).to(tl.float32)
     if C == 3:
-        grey = RED * grey + GREEN * tl.load(source + pixels, mask=inside, other=0).to(tl.float32)
-        return grey + BLUE * tl.load(source + 2 * pixels, mask=inside, other=0).to(tl.float32)
+        grey = RED * grey + GREEN * tl.load(source + pixels, mask=inside, other=0).to(
+            tl.float32
+        )
+        return grey + BLUE * tl.load(source + 2 * pixels, mask=inside, other=0).to(
+            tl.float32
+        )
     for c in tl.static_range(1, C):
         grey += tl.load(source + c * pixels, mask=inside, other=0).to(tl.float32)
     return grey / C
@@ -37,19 +43,25 @@ def _grey(source, inside, pixels: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def _smooth(source, value, pixel, inside, H: tl.constexpr, W: tl.constexpr):
-    """The mean of a pixel (weight 5) and its neighbours (1); pixels at the edge stay as they are."""
+    """The mean of a pixel (weight 5) and its neighbours (1); pixels at the edge stay as
+    they are.
+    """
     row, column = pixel // W, pixel % W
     inner = inside & (row > 0) & (row < H - 1) & (column > 0) & (column < W - 1)
     total = 4 * value
     for down in tl.static_range(-1, 2):
         for right in tl.static_range(-1, 2):
-            total += tl.load(source + down * W + right, mask=inner, other=0).to(tl.float32)
+            total += tl.load(source + down * W + right, mask=inner, other=0).to(
+                tl.float32
+            )
     return tl.where(inner, total / 13, value)
 
 
 @triton.jit
 def _equalised(level, inside, pixels: tl.constexpr, PIXELS: tl.constexpr):
-    """Values by how many pixels have smaller ones, in whole numbers; `level` (PIXELS,) is 0 where nothing is."""
+    """Values by how many pixels have smaller ones, in whole numbers; `level` (PIXELS,)
+    is 0 where nothing is.
+    """
     values = tl.arange(0, 256)
     counts = tl.histogram(level, 256) - tl.where(values == 0, PIXELS - pixels, 0)
     last = tl.max(tl.where(counts > 0, values, 0), 0)
@@ -61,7 +73,14 @@ def _equalised(level, inside, pixels: tl.constexpr, PIXELS: tl.constexpr):
 
 @triton.jit
 def _recolour(
-    images, operations, strengths, results, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PIXELS: tl.constexpr
+    images,
+    operations,
+    strengths,
+    results,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    PIXELS: tl.constexpr,
 ):
     image, pixel = tl.program_id(0).to(tl.int64), tl.arange(0, PIXELS)
     operation, strength = tl.load(operations + image), tl.load(strengths + image)
@@ -92,7 +111,11 @@ def _recolour(
             new = 255 - value
         if operation == AUTOCONTRAST:
             low, high = tl.min(tl.where(inside, value, 255.0), 0), tl.max(value, 0)
-            new = tl.where(high > low, (value - low) * tl.div_rn(255.0, tl.maximum(high - low, 1.0)), value)
+            new = tl.where(
+                high > low,
+                (value - low) * tl.div_rn(255.0, tl.maximum(high - low, 1.0)),
+                value,
+            )
         if operation == EQUALISE:
             new = _equalised(level, inside, pixels, PIXELS)
         if operation == SHARPNESS:
@@ -103,7 +126,9 @@ def _recolour(
 
 @triton.jit
 def _axis(line, offset, x, y, LENGTH: tl.constexpr):
-    """The source of each pixel along one axis, and whether it is inside of the image and of the crop."""
+    """The source of each pixel along one axis, and whether it is inside of the image
+    and of the crop.
+    """
     sloped = tl.load(line) * x + (tl.load(line + 1) * y + tl.load(line + 2))
     shift = tl.load(offset)
     place = sloped + (LENGTH / 2 + shift)
@@ -113,10 +138,20 @@ def _axis(line, offset, x, y, LENGTH: tl.constexpr):
 
 @triton.jit
 def _nearest(
-    images, matrices, offsets, results, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PIXELS: tl.constexpr
+    images,
+    matrices,
+    offsets,
+    results,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    PIXELS: tl.constexpr,
 ):
     image, pixel = tl.program_id(0).to(tl.int64), tl.arange(0, PIXELS)
-    y, x = (pixel // W).to(tl.float32) - (H - 1) / 2, (pixel % W).to(tl.float32) - (W - 1) / 2
+    y, x = (
+        (pixel // W).to(tl.float32) - (H - 1) / 2,
+        (pixel % W).to(tl.float32) - (W - 1) / 2,
+    )
     row, in_rows = _axis(matrices + image * 6 + 3, offsets + image * 2, x, y, H)
     column, in_columns = _axis(matrices + image * 6, offsets + image * 2 + 1, x, y, W)
     there, inside = in_rows & in_columns, pixel < H * W
@@ -127,12 +162,16 @@ def _nearest(
 
 
 def recolour(images: Tensor, operation: Tensor, strength: Tensor) -> Tensor:
-    """One colour operation on each image: bytes (B, C, H, W), numbers and strengths (B,)."""
+    """One colour operation on each image: bytes (B, C, H, W), numbers and strengths
+    (B,).
+    """
     return _by_image(_recolour, images, operation, strength)
 
 
 def nearest(images: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
-    """Bytes (B, C, H, W), cropped at `offset` (B, 2) and then seen through `matrix` (B, 2, 3)."""
+    """Bytes (B, C, H, W), cropped at `offset` (B, 2) and then seen through `matrix` (B,
+    2, 3).
+    """
     return _by_image(_nearest, images, matrix, offset)
 
 
@@ -141,6 +180,12 @@ def _by_image(kernel: triton.JITFunction, images: Tensor, *given: Tensor) -> Ten
     pixels = triton.next_power_of_2(height * width)
     tensors = [tensor.contiguous() for tensor in (images, *given)]
     kernel[(count,)](
-        *tensors, results, C=channels, H=height, W=width, PIXELS=pixels, num_warps=min(8, -(-pixels // 256))
+        *tensors,
+        results,
+        C=channels,
+        H=height,
+        W=width,
+        PIXELS=pixels,
+        num_warps=min(8, -(-pixels // 256)),
     )
     return results

@@ -1,4 +1,6 @@
-"""Columns of data frames, and of cells that hold lists; labels that are given beside them."""
+"""Columns of data frames, and of cells that hold lists; labels that are given beside
+them.
+"""
 
 import re
 import reprlib
@@ -19,26 +21,56 @@ CLASS, SPLIT = "target", "split"  # columns of what is given beside a data frame
 
 
 def is_frame(source: Any) -> bool:
-    """Whether this is a data frame, or `(X, y)` with a data frame X, or such pairs by split."""
+    """Whether this is a data frame, or `(X, y)` with a data frame X, or such pairs by
+    split.
+    """
     each = source.values() if isinstance(source, dict) else [source]
     pairs = [own[0] for own in each if isinstance(own, tuple | list) and len(own) == 2]
-    return all(type(own).__name__ == "DataFrame" for own in (pairs if pairs and len(pairs) == len(each) else [source]))
+    return all(
+        type(own).__name__ == "DataFrame"
+        for own in (pairs if pairs and len(pairs) == len(each) else [source])
+    )
 
 
 def columns_of(source: Any) -> dict[str, Any]:
-    """Columns of a data frame, or of data frames by split, with those of labels that are given beside."""
+    """Columns of a data frame, or of data frames by split, with those of labels that
+    are given beside.
+    """
     if not isinstance(source, dict | tuple | list):
         return _without_empty_rows(_checked(source))
     parts = list[dict[str, Any]]()
-    for split, (frame, labels) in source.items() if isinstance(source, dict) else [("", source)]:
+    for split, (frame, labels) in (
+        source.items() if isinstance(source, dict) else [("", source)]
+    ):
         own, cells = _checked(frame), np.array(as_array(labels), dtype=object)
         taken = [name for name in own if name in (CLASS, SPLIT)]
-        expect(not taken, f"data frame: column {listing(taken)} beside labels: rename or drop it")
-        told = f"data frame: {len(frame):,} rows and labels of shape {cells.shape}: expected one label per row"
+        expect(
+            not taken,
+            f"data frame: column {listing(taken)} beside labels: rename or drop it",
+        )
+        told = (
+            f"data frame: {len(frame):,} rows and labels of shape {cells.shape}:"
+            " expected one label per row"
+        )
         expect(cells.shape == (len(frame),), told)
-        parts.append(own | {CLASS: cells} | ({SPLIT: np.full(len(frame), split, dtype=object)} if split else {}))
-    differ = sorted({name for own in parts for name in own if not all(name in each for each in parts)})
-    expect(not differ, f"data frames of splits: column {listing(differ)} is not in all of them: add or drop it")
+        parts.append(
+            own
+            | {CLASS: cells}
+            | ({SPLIT: np.full(len(frame), split, dtype=object)} if split else {})
+        )
+    differ = sorted(
+        {
+            name
+            for own in parts
+            for name in own
+            if not all(name in each for each in parts)
+        }
+    )
+    expect(
+        not differ,
+        f"data frames of splits: column {listing(differ)} is not in all of them: add or"
+        " drop it",
+    )
     return {name: np.concatenate([own[name] for own in parts]) for name in parts[0]}
 
 
@@ -48,7 +80,9 @@ def _checked(frame: Any) -> dict[str, NDArray[Any]]:
 
 
 def _without_empty_rows(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Without the rows in which every cell is missing, as those of a CSV file are left out."""
+    """Without the rows in which every cell is missing, as those of a CSV file are left
+    out.
+    """
     empty = [*range(len(next(iter(columns.values()))))] if len(columns) > 1 else []
     for cells in columns.values():
         empty = [row for row in empty if _is_missing(cells[row])]
@@ -63,13 +97,25 @@ def frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
     columns = {str(name): frame[name] for name in frame.columns}
     arrays = {name: column.to_numpy() for name, column in columns.items()}
     others = [name for name, array in arrays.items() if array.dtype.kind not in "iuf"]
-    return arrays | {name: np.fromiter(columns[name], dtype=object, count=len(frame)) for name in others}
+    return arrays | {
+        name: np.fromiter(columns[name], dtype=object, count=len(frame))
+        for name in others
+    }
 
 
 def categorical(frame: Any) -> set[str]:
-    """The columns of a data frame whose type says that they hold categories, whatever these are written as."""
-    kinds = {str(name): str(getattr(frame[name], "dtype", "")) for name in getattr(frame, "columns", ())}
-    return {name for name, kind in kinds.items() if kind == "category" or kind.startswith(("Categorical", "Enum"))}
+    """The columns of a data frame whose type says that they hold categories, whatever
+    these are written as.
+    """
+    kinds = {
+        str(name): str(getattr(frame[name], "dtype", ""))
+        for name in getattr(frame, "columns", ())
+    }
+    return {
+        name
+        for name, kind in kinds.items()
+        if kind == "category" or kind.startswith(("Categorical", "Enum"))
+    }
 
 
 def list_of(name: str) -> str | None:
@@ -79,7 +125,9 @@ def list_of(name: str) -> str | None:
 
 
 def with_items(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists of numbers, such as embeddings, as columns `name[0]`, `name[1]`, ..., as those of Parquet files are."""
+    """Lists of numbers, such as embeddings, as columns `name[0]`, `name[1]`, ..., as
+    those of Parquet files are.
+    """
     found: dict[str, Any] = {}
     for name, cells in columns.items():
         first = next((cell for cell in cells if not _is_missing(cell)), None)
@@ -90,11 +138,18 @@ def with_items(columns: Mapping[str, Any]) -> dict[str, Any]:
         for number, cell in enumerate(cells, 1):
             row = np.full(len(first), np.nan) if _is_missing(cell) else _numbers(cell)
             if row.shape != (len(first),):
-                told = f"column {name!r} holds lists, in row {number} {reprlib.repr(cell)}"
+                told = (
+                    f"column {name!r} holds lists, in row {number} {reprlib.repr(cell)}"
+                )
                 fix = "drop (--drop) leaves the column out"
-                raise InputError(f"{told}: expected {len(first)} numbers, as many as the first has; {fix}")
+                raise InputError(
+                    f"{told}: expected {len(first)} numbers, as many as the first has;"
+                    f" {fix}"
+                )
             rows.append(row)
-        found |= {f"{name}[{i}]": items for i, items in enumerate(np.stack(rows, axis=1))}
+        found |= {
+            f"{name}[{i}]": items for i, items in enumerate(np.stack(rows, axis=1))
+        }
     return found
 
 

@@ -1,4 +1,6 @@
-"""Image files: which are accepted, how they are decoded and resized, and compact sequences of many of them."""
+"""Image files: which are accepted, how they are decoded and resized, and compact
+sequences of many of them.
+"""
 
 import io
 import json
@@ -27,15 +29,33 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+)
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
 FITS, INTERPOLATIONS = ("crop", "pad", "stretch"), ("bilinear", "bicubic")
-PADDING = {1: (114,), 3: (124, 116, 104)}  # by channels: the mean of photographs, which normalisation takes to 0
-MUCH_CUT = 0.25  # of an image, where a square image would lose nothing: more than 4:3 loses
-DECODING = 2  # another version of this file's decoding: cached squares of an earlier one are not used
-OVERSAMPLED = 1.5  # a JPEG is decoded at a fraction of its size that leaves this many times the pixels needed per side
+PADDING = {
+    1: (114,),
+    3: (124, 116, 104),
+}  # by channels: the mean of photographs, which normalisation takes to 0
+MUCH_CUT = (
+    0.25  # of an image, where a square image would lose nothing: more than 4:3 loses
+)
+# another version of this file's decoding: cached squares of an earlier one are not used
+DECODING = 2
+# a JPEG is decoded at a fraction of its size that leaves this many times the pixels
+# needed per side
+OVERSAMPLED = 1.5
 ORIENTATION = 0x0112  # EXIF's tag, whose values 2 to 8 mean these transpositions
-UPRIGHT = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
+UPRIGHT = [
+    "FLIP_LEFT_RIGHT",
+    "ROTATE_180",
+    "FLIP_TOP_BOTTOM",
+    "TRANSPOSE",
+    "ROTATE_270",
+    "TRANSVERSE",
+    "ROTATE_90",
+]
 
 
 class BrokenImage(InputError):
@@ -43,17 +63,24 @@ class BrokenImage(InputError):
 
 
 class PackedText(Sequence[str]):
-    """An immutable sequence of texts in two arrays: all bytes, and where each text ends.
+    """An immutable sequence of texts in two arrays: all bytes, and where each text
+    ends.
 
-    Forked workers share it: reading strings in a list changes reference counts, which copies memory page by page.
+    Forked workers share it: reading strings in a list changes reference counts, which
+    copies memory page by page.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
         content, ends = bytearray(), array("q")
-        for text in texts:  # one by one: a million names from a generator are never a million objects
+        for text in (
+            texts
+        ):  # one by one: a million names from a generator are never a million objects
             content += text.encode("utf-8", "surrogateescape")
             ends.append(len(content))
-        self.packed = np.frombuffer(content, dtype=np.uint8), np.frombuffer(ends, dtype=np.int64)
+        self.packed = (
+            np.frombuffer(content, dtype=np.uint8),
+            np.frombuffer(ends, dtype=np.int64),
+        )
 
     def __len__(self) -> int:
         return len(self.packed[1])
@@ -64,7 +91,11 @@ class PackedText(Sequence[str]):
         place = range(len(self))[index]  # raises IndexError, counts from the end
         content, ends = self.packed
         start = int(ends[place - 1]) if place else 0
-        return content[start : int(ends[place])].tobytes().decode("utf-8", "surrogateescape")
+        return (
+            content[start : int(ends[place])]
+            .tobytes()
+            .decode("utf-8", "surrogateescape")
+        )
 
     def take(self, indices: Iterable[int]) -> "PackedText":
         return PackedText(self[int(i)] for i in indices)
@@ -72,11 +103,13 @@ class PackedText(Sequence[str]):
 
 @dataclass(frozen=True)
 class Resizing:
-    """How an image becomes a square: its centre (crop), all of it on a grey square (pad), or all of it stretched.
+    """How an image becomes a square: its centre (crop), all of it on a grey square
+    (pad), or all of it stretched.
 
-    `centre` is the fraction of the square that is used: 224 / 256 is resize 256, centre crop 224. Antialiased.
-    `usual_cut` is the share that is cut off from the median training image, where that is known, and `content` the size
-    of such an image in a padded square, "92x25".
+    `centre` is the fraction of the square that is used: 224 / 256 is resize 256, centre
+    crop 224. Antialiased. `usual_cut` is the share that is cut off from the median
+    training image, where that is known, and `content` the size of such an image in a
+    padded square, "92x25".
     """
 
     fit: str = "crop"
@@ -91,37 +124,63 @@ class Resizing:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Resizing":
-        """As run folders and exported models keep it; those of earlier versions have `centre` alone."""
+        """As run folders and exported models keep it; those of earlier versions have
+        `centre` alone.
+        """
         known = table.get("resizing") or {"centre": float(table.get("centre", 1))}
         return cls(**known, usual_cut=float(table.get("usual_cut", 0)))
 
     def to_dict(self) -> dict[str, Any]:
-        """What `of` reads. Users' own programs resize by the first entry (docs/export.md)."""
-        known = {"fit": self.fit, "interpolation": self.interpolation, "centre": self.centre}
+        """What `of` reads. Users' own programs resize by the first entry
+        (docs/export.md).
+        """
+        known = {
+            "fit": self.fit,
+            "interpolation": self.interpolation,
+            "centre": self.centre,
+        }
         return {"resizing": known, "usual_cut": self.usual_cut}
 
     def frame(self, width: int, height: int) -> Box:
-        """What becomes the square: where an image is padded, it reaches over the edges."""
+        """What becomes the square: where an image is padded, it reaches over
+        the edges.
+        """
         short, long = sorted((width, height))
-        across, down = {"crop": (short, short), "pad": (long, long), "stretch": (width, height)}[self.fit]
+        across, down = {
+            "crop": (short, short),
+            "pad": (long, long),
+            "stretch": (width, height),
+        }[self.fit]
         x, y = self.centre * across / 2, self.centre * down / 2
         return width / 2 - x, height / 2 - y, width / 2 + x, height / 2 + y
 
     def cut(self, width: int, height: int) -> float:
         """The share of an image that is cut off."""
         left, top, right, bottom = self.frame(width, height)
-        across, down = min(right, width) - max(left, 0), min(bottom, height) - max(top, 0)
+        across, down = (
+            min(right, width) - max(left, 0),
+            min(bottom, height) - max(top, 0),
+        )
         return 1 - across * down / (width * height)
 
     def cut_warning(self, shares: NDArray[np.float32], embedded: bool = False) -> str:
-        """For images that lose these shares; empty where no one loses much more than the training images."""
-        usual = max(self.usual_cut, 1 - (1 - MUCH_CUT) * self.centre**2) + 0.005  # 4:3 is no more than a quarter
+        """For images that lose these shares; empty where no one loses much more than
+        the training images.
+        """
+        usual = (
+            max(self.usual_cut, 1 - (1 - MUCH_CUT) * self.centre**2) + 0.005
+        )  # 4:3 is no more than a quarter
         many = int((shares > usual).sum())
         what = "1 image is" if many == 1 else f"{many:,} images are"
         told = (
-            f"{what} long, and only the centre was looked at: up to {shares.max(initial=0):.0%} of an image is cut off"
+            f"{what} long, and only the centre was looked at: up to"
+            f" {shares.max(initial=0):.0%} of an image is cut off"
         )
-        fix = "embed with --fit pad, and train again" if embedded else "train with data.fit=pad"
+        fix = (
+            "embed with --fit pad, and train again"
+            if embedded
+            else "train with data.fit=pad"
+        )
         return f"{told}; to use all of it, {fix}" if many else ""
 
 
@@ -130,10 +189,14 @@ CROPPED = Resizing()
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Where encoded images lie in shards: tars, or Parquet files with a `column` of them."""
+    """Where encoded images lie in shards: tars, or Parquet files with a `column` of
+    them.
+    """
 
     files: tuple[Path, ...]
-    places: NDArray[np.int64]  # (N, 4): file, row group (0 of a tar), row in it or first byte, size in bytes
+    places: NDArray[
+        np.int64
+    ]  # (N, 4): file, row group (0 of a tar), row in it or first byte, size in bytes
     column: str = ""
 
     def __getitem__(self, positions: NDArray[np.int64]) -> "Packed":
@@ -142,7 +205,9 @@ class Packed:
     def content(self, index: int) -> bytes:
         number, group, start, size = self.places[index].tolist()
         if self.column:
-            return bytes(_row_group(self.files[number], self.column, group)[start].as_py())
+            return bytes(
+                _row_group(self.files[number], self.column, group)[start].as_py()
+            )
         with self.files[number].open("rb") as file:
             file.seek(start)
             return file.read(size)
@@ -160,23 +225,32 @@ def _row_group(file: Path, column: str, group: int) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Image files under one root, or packed in shards, decoded on demand to squares of side `size`."""
+    """Image files under one root, or packed in shards, decoded on demand to squares of
+    side `size`.
+    """
 
     root: Path
     names: PackedText  # paths relative to the root
     size: int
     channels: int = 3
     resizing: Resizing = CROPPED
-    cache: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None  # decoded squares (all, channels, H, W), own rows
-    packed: Packed | None = None  # where these are not files of their own; then `names` are shard and member
+    cache: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = (
+        None  # decoded squares (all, channels, H, W), own rows
+    )
+    # where these are not files of their own; then `names` are shard and member
+    packed: Packed | None = None
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, positions: NDArray[np.int64]) -> "ImageFiles":
-        cache = None if self.cache is None else (self.cache[0], self.cache[1][positions])
+        cache = (
+            None if self.cache is None else (self.cache[0], self.cache[1][positions])
+        )
         packed = None if self.packed is None else self.packed[positions]
-        return replace(self, names=self.names.take(positions), cache=cache, packed=packed)
+        return replace(
+            self, names=self.names.take(positions), cache=cache, packed=packed
+        )
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -192,18 +266,25 @@ class ImageFiles:
     def decode(
         self, file: Path | None = None, cut: NDArray[np.float32] | None = None
     ) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
-        """All images in memory, or in an `.npy` file that is mapped into it; and which are broken, and why.
+        """All images in memory, or in an `.npy` file that is mapped into it; and which
+        are broken, and why.
 
         `cut` is filled with the share of each image that is cut off.
         """
         mapped = np.lib.format.open_memmap
-        images = np.zeros(self.shape, np.uint8) if file is None else mapped(file, "w+", np.uint8, self.shape)
+        images = (
+            np.zeros(self.shape, np.uint8)
+            if file is None
+            else mapped(file, "w+", np.uint8, self.shape)
+        )
 
         def fill(index: int) -> None:
             with self.open(index) as image:
                 if cut is not None:
                     cut[index] = self.resizing.cut(*image.size)
-                images[index] = planes(fitted(image, self.size, self.channels, self.resizing))
+                images[index] = planes(
+                    fitted(image, self.size, self.channels, self.resizing)
+                )
 
         return images, attempt(fill, range(len(self)), "Decoding images")[1]
 
@@ -221,8 +302,12 @@ class ImageFiles:
             file.seek(max(0, size - count))
             return file.read()
 
-    def cached(self, folder: Path, side: int) -> tuple["ImageFiles", dict[int, BrokenImage]]:
-        """The same images, read from squares of this side in a file that is made once; and which are broken."""
+    def cached(
+        self, folder: Path, side: int
+    ) -> tuple["ImageFiles", dict[int, BrokenImage]]:
+        """The same images, read from squares of this side in a file that is made once;
+        and which are broken.
+        """
         stored = replace(self, size=side, resizing=replace(self.resizing, centre=1.0))
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{stored._digest()}.npy"
@@ -231,18 +316,39 @@ class ImageFiles:
             if not file.exists():
                 with replacing(file) as beside, replacing(wrong) as broken_beside:
                     broken = stored.decode(beside)[1]
-                    broken_beside.write_text(json.dumps({index: str(error) for index, error in broken.items()}))
-        known = {int(index): BrokenImage(text) for index, text in read_json(wrong).items()}
-        resizing = replace(self.resizing, fit="crop")  # of squares: what is padded stays so
-        return replace(self, cache=(np.load(file, mmap_mode="r"), np.arange(len(self))), resizing=resizing), known
+                    broken_beside.write_text(
+                        json.dumps(
+                            {index: str(error) for index, error in broken.items()}
+                        )
+                    )
+        known = {
+            int(index): BrokenImage(text) for index, text in read_json(wrong).items()
+        }
+        resizing = replace(
+            self.resizing, fit="crop"
+        )  # of squares: what is padded stays so
+        return (
+            replace(
+                self,
+                cache=(np.load(file, mmap_mode="r"), np.arange(len(self))),
+                resizing=resizing,
+            ),
+            known,
+        )
 
     def _digest(self) -> str:
         """Changes with the files and with how they are decoded."""
         packed = self.packed
-        files = (self.root / name for name in self.names) if packed is None else packed.files
+        files = (
+            (self.root / name for name in self.names)
+            if packed is None
+            else packed.files
+        )
         states = [_state(file) for file in files]
         resizing = self.resizing.to_dict()["resizing"]
-        digest = blake2b(repr((DECODING, self.shape, resizing)).encode(), digest_size=16)
+        digest = blake2b(
+            repr((DECODING, self.shape, resizing)).encode(), digest_size=16
+        )
         digest.update(np.array(states, dtype=np.int64).tobytes())
         digest.update(b"".join(part.tobytes() for part in self.names.packed))
         digest.update(b"" if packed is None else packed.places.tobytes())
@@ -250,7 +356,9 @@ class ImageFiles:
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """Size and time of a file; of one that is missing, which is named when it is decoded, neither."""
+    """Size and time of a file; of one that is missing, which is named when it is
+    decoded, neither.
+    """
     try:
         found = path.stat()
     except OSError:
@@ -261,7 +369,9 @@ def _state(path: Path) -> tuple[int, int]:
 def attempt(
     function: Callable[[int], Result], items: Sequence[int], description: str
 ) -> tuple[dict[int, Result], dict[int, BrokenImage]]:
-    """`function` of each item on all cores, with a progress bar: the results, and what was broken."""
+    """`function` of each item on all cores, with a progress bar: the results, and what
+    was broken.
+    """
 
     def tried(item: int) -> Result | BrokenImage:
         try:
@@ -269,17 +379,29 @@ def attempt(
         except BrokenImage as error:
             return error
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads are enough, since pillow decodes without the GIL
+    with ThreadPoolExecutor(
+        os.cpu_count()
+    ) as pool:  # threads are enough, since pillow decodes without the GIL
         # In portions: a pool makes an object for each item that it is given at once.
         portions = (items[i : i + 4096] for i in range(0, len(items), 4096))
         results = chain.from_iterable(pool.map(tried, portion) for portion in portions)
-        found = dict(zip(items, track(results, description, total=len(items)), strict=True))
-    broken = {item: result for item, result in found.items() if isinstance(result, BrokenImage)}
-    return {i: result for i, result in found.items() if not isinstance(result, BrokenImage)}, broken
+        found = dict(
+            zip(items, track(results, description, total=len(items)), strict=True)
+        )
+    broken = {
+        item: result
+        for item, result in found.items()
+        if isinstance(result, BrokenImage)
+    }
+    return {
+        i: result for i, result in found.items() if not isinstance(result, BrokenImage)
+    }, broken
 
 
 def open_image(path: Path, content: bytes | None = None) -> "Image":
-    """An image with a usable header, of a file or its `content`; its pixels are not decoded yet."""
+    """An image with a usable header, of a file or its `content`; its pixels are not
+    decoded yet.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -289,7 +411,11 @@ def open_image(path: Path, content: bytes | None = None) -> "Image":
         trouble = "the file does not exist"
     except UnidentifiedImageError:
         empty = not (path.stat().st_size if content is None else content)
-        trouble = "the file is empty (0 bytes)" if empty else "pillow cannot read this as an image, or it is corrupt"
+        trouble = (
+            "the file is empty (0 bytes)"
+            if empty
+            else "pillow cannot read this as an image, or it is corrupt"
+        )
     except Exception as error:  # a damaged file can fail in any way
         trouble = f"the image cannot be opened ({error})"
     if trouble:
@@ -301,34 +427,73 @@ def open_image(path: Path, content: bytes | None = None) -> "Image":
 
 def unusable(image: "Image") -> str:
     """Why these pixels would be wrong, with the fix; empty when they are right."""
-    if getattr(image, "is_animated", False) and image.format != "MPO":  # a photograph with a preview is one picture
-        return "the image is animated, or has several pages: save one of them as its own file"
+    if (
+        getattr(image, "is_animated", False) and image.format != "MPO"
+    ):  # a photograph with a preview is one picture
+        return (
+            "the image is animated, or has several pages: save one of them as its own"
+            " file"
+        )
     if image.mode == "CMYK":
-        return "the image is CMYK, for print, and would get wrong colours: convert it to RGB with its colour profile"
-    # How pixels lie in the file, such as RGB;16B, is the argument, or the first argument, of each of pillow's tiles.
-    if image.mode.startswith(("I", "F")) or any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())):
-        fix = "divide all images by the same largest value, times 255, and save them as uint8"
-        return f"the image has 16 or more bits per channel, and only you know the range that is used: {fix}"
-    return "" if image.mode in GREY + COLOUR else f"the image has mode {image.mode}: convert it to grey or RGB"
+        return (
+            "the image is CMYK, for print, and would get wrong colours: convert it to"
+            " RGB with its colour profile"
+        )
+    # How pixels lie in the file, such as RGB;16B, is the argument, or the first
+    # argument, of each of pillow's tiles.
+    if image.mode.startswith(("I", "F")) or any(
+        ";16" in str(tile[3]) for tile in getattr(image, "tile", ())
+    ):
+        fix = (
+            "divide all images by the same largest value, times 255, and save them as"
+            " uint8"
+        )
+        return (
+            "the image has 16 or more bits per channel, and only you know the range"
+            f" that is used: {fix}"
+        )
+    return (
+        ""
+        if image.mode in GREY + COLOUR
+        else f"the image has mode {image.mode}: convert it to grey or RGB"
+    )
 
 
-def fitted(image: "Image", size: int, channels: int, resizing: Resizing = CROPPED) -> "Image":
-    return view(image, resizing.frame(*image.size), size, channels, resizing.interpolation)
+def fitted(
+    image: "Image", size: int, channels: int, resizing: Resizing = CROPPED
+) -> "Image":
+    return view(
+        image, resizing.frame(*image.size), size, channels, resizing.interpolation
+    )
 
 
-def view(image: "Image", box: Box, size: int, channels: int, interpolation: str = "bilinear") -> "Image":
-    """What is inside the box, decoded, resized to `size` and turned upright; grey where the box leaves the image."""
+def view(
+    image: "Image", box: Box, size: int, channels: int, interpolation: str = "bilinear"
+) -> "Image":
+    """What is inside the box, decoded, resized to `size` and turned upright; grey where
+    the box leaves the image.
+    """
     from PIL import Image
 
     (width, height), (x, y, right, bottom) = image.size, box
     needed = OVERSAMPLED * size / min(right - x, bottom - y)
     wanted = math.ceil(width * needed), math.ceil(height * needed)
-    _, smaller = (needed <= 0.5 and image.draft(None, wanted)) or ("", (0, 0, width, height))  # before it is rounded up
+    _, smaller = (needed <= 0.5 and image.draft(None, wanted)) or (
+        "",
+        (0, 0, width, height),
+    )  # before it is rounded up
     image = decoded(image, channels)
-    inside = max(x, 0.0), max(y, 0.0), min(right, float(width)), min(bottom, float(height))
+    inside = (
+        max(x, 0.0),
+        max(y, 0.0),
+        min(right, float(width)),
+        min(bottom, float(height)),
+    )
     left, above, end, below = (  # where in the square the image lies
         round((edge - start) * size / length)
-        for edge, start, length in zip(inside, (x, y) * 2, (right - x, bottom - y) * 2, strict=True)
+        for edge, start, length in zip(
+            inside, (x, y) * 2, (right - x, bottom - y) * 2, strict=True
+        )
     )
     shape = max(end - left, 1), max(below - above, 1)
     across, down = smaller[2] / width, smaller[3] / height
@@ -343,31 +508,46 @@ def view(image: "Image", box: Box, size: int, channels: int, interpolation: str 
 
 
 def upright(image: "Image") -> "Image":
-    """As a viewer shows it, by the orientation in its EXIF data; damaged EXIF data is ignored."""
+    """As a viewer shows it, by the orientation in its EXIF data; damaged EXIF data is
+    ignored.
+    """
     from PIL import Image
 
     try:
         held = int(image.getexif().get(ORIENTATION, 1)) if "exif" in image.info else 1
     except Exception:  # EXIF data can be damaged in any way
         held = 1
-    return image.transpose(Image.Transpose[UPRIGHT[held - 2]]) if 2 <= held <= 8 else image
+    return (
+        image.transpose(Image.Transpose[UPRIGHT[held - 2]]) if 2 <= held <= 8 else image
+    )
 
 
 def decoded(image: "Image", channels: int) -> "Image":
-    """The pixels as 8-bit grey (1 channel) or RGB (3); damage is an error that names the file."""
+    """The pixels as 8-bit grey (1 channel) or RGB (3); damage is an error that names
+    the file.
+    """
     name = getattr(image, "filename", "image")  # an image in memory has none
     if image.format == "TIFF":
-        image.filename = ""  # by its name pillow would map the file into memory, with sides swapped if it is turned
+        # by its name pillow would map the file into memory, with sides swapped if it is
+        # turned
+        image.filename = ""
     try:
         image.load()
     except Exception as error:  # a damaged file can fail in any way
-        raise BrokenImage(f"{name}: the image is truncated or corrupt ({error})") from None
-    image, mode = on_white(image) if image.has_transparency_data else image, "L" if channels == 1 else "RGB"
+        raise BrokenImage(
+            f"{name}: the image is truncated or corrupt ({error})"
+        ) from None
+    image, mode = (
+        on_white(image) if image.has_transparency_data else image,
+        "L" if channels == 1 else "RGB",
+    )
     return image if image.mode == mode else image.convert(mode)
 
 
 def on_white(image: "Image") -> "Image":
-    """Opaque, as a viewer shows it on a white page: the colours of transparent pixels are arbitrary."""
+    """Opaque, as a viewer shows it on a white page: the colours of transparent pixels
+    are arbitrary.
+    """
     from PIL import Image
 
     shown, page = image.convert("RGBA"), Image.new("RGBA", image.size, "white")

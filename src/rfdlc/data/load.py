@@ -1,4 +1,6 @@
-"""`load`: a name, a path, arrays or a data frame in; a Dataset out. Data formats are registered here."""
+"""`load`: a name, a path, arrays or a data frame in; a Dataset out. Data formats are
+registered here.
+"""
 
 import inspect
 import re
@@ -13,7 +15,15 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    create_model,
+)
 
 from rfdlc.data.copies import first_copies, hashes, near_copies, with_near_copies
 from rfdlc.data.dataset import (
@@ -29,7 +39,17 @@ from rfdlc.data.dataset import (
     spelt_alike,
 )
 from rfdlc.data.frames import is_frame
-from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, shards, table
+from rfdlc.data.sources import (
+    arrays,
+    embedded,
+    image_files,
+    image_lists,
+    image_table,
+    items,
+    longtailed,
+    shards,
+    table,
+)
 from rfdlc.errors import InputError, counted, expect, listing, suggestion
 from rfdlc.imports import FIRST
 from rfdlc.tables import SUFFIXES as OF_TABLES
@@ -37,13 +57,21 @@ from rfdlc.tables import is_table, open_table, read_columns, split_name
 
 Reader = Callable[..., Dataset]
 Finder = Callable[[Path], Path]
-COMMON: dict[str, Any] = {"groups": (str | Path | None, None), "seed": (NonNegativeInt, 0)}  # options of every format
+COMMON: dict[str, Any] = {
+    "groups": (str | Path | None, None),
+    "seed": (NonNegativeInt, 0),
+}  # options of every format
 COMMON["copies"] = (Literal["auto", "exact", "near"], "auto")
 COMMON["test_fraction"] = (Annotated[float, Field(ge=0, lt=1)], 0.2)
-LISTS = (image_lists.read_list, image_table.read)  # whose images lie in the root, where one is given
+LISTS = (
+    image_lists.read_list,
+    image_table.read,
+)  # whose images lie in the root, where one is given
 TABLES = (table.read, image_table.read)
 IDS = ("id", "path", "file", "image", "name")
-GROUPS_FORMAT = "a CSV with the columns split,index,GROUP (index from 0 in each split) or id,GROUP"
+GROUPS_FORMAT = (
+    "a CSV with the columns split,index,GROUP (index from 0 in each split) or id,GROUP"
+)
 
 
 class Source(NamedTuple):
@@ -53,7 +81,9 @@ class Source(NamedTuple):
     recognises: Callable[[Path], bool]
 
     def matches(self, path: Path) -> bool:
-        suffix = not self.suffixes or (path.is_file() and path.suffix.lower() in self.suffixes)
+        suffix = not self.suffixes or (
+            path.is_file() and path.suffix.lower() in self.suffixes
+        )
         return suffix and self.recognises(path)
 
 
@@ -61,22 +91,37 @@ SOURCES: list[Source] = []  # those registered last come first
 
 
 def register_source(
-    read: Reader, *, names: Mapping[str, Finder] | None = None, suffixes: Sequence[str] = (),
+    read: Reader,
+    *,
+    names: Mapping[str, Finder] | None = None,
+    suffixes: Sequence[str] = (),
     recognises: Callable[[Path], bool] | None = None,
-) -> None:  # fmt: skip
-    """Make `rfdlc.load`, and all that takes data in this process, read another format; the last one registered wins.
+) -> None:
+    """Make `rfdlc.load`, and all that takes data in this process, read another format;
+    the last one registered wins.
 
     Parameters
     ----------
     read : callable
-        `read(path, *, option=default, ...) -> Dataset`. Its keyword-only parameters are the options of the format;
-        values are converted to the annotated types. A parameter called `seed` receives the seed given to `load`.
+        `read(path, *, option=default, ...) -> Dataset`. Its keyword-only parameters are
+        the options of the format; values are converted to the annotated types. A
+        parameter called `seed` receives the seed given to `load`.
     names : mapping of str to callable, optional
-        Names of data sets, and how each is found in the folder `root`: `find(root) -> path`.
+        Names of data sets, and how each is found in the folder `root`: `find(root) ->
+        path`.
     suffixes, recognises : sequence of str, callable
-        Which files are in this format, such as `.jsonl`; `recognises(path) -> bool` also for folders.
+        Which files are in this format, such as `.jsonl`; `recognises(path) -> bool`
+        also for folders.
     """
-    SOURCES.insert(0, Source(read, dict(names or {}), tuple(suffixes), recognises or (lambda path: bool(suffixes))))
+    SOURCES.insert(
+        0,
+        Source(
+            read,
+            dict(names or {}),
+            tuple(suffixes),
+            recognises or (lambda path: bool(suffixes)),
+        ),
+    )
 
 
 def _named(find: Callable[..., Path], names: Iterable[str]) -> dict[str, Finder]:
@@ -84,12 +129,21 @@ def _named(find: Callable[..., Path], names: Iterable[str]) -> dict[str, Finder]
 
 
 register_source(image_files.read_folder, recognises=Path.is_dir)
-register_source(arrays.read, recognises=lambda path: path.is_dir() and any(path.glob("*.npy")))
+register_source(
+    arrays.read, recognises=lambda path: path.is_dir() and any(path.glob("*.npy"))
+)
 register_source(table.read, recognises=is_table)
-register_source(image_table.read, recognises=lambda path: image_table.image_column(path) is not None)
+register_source(
+    image_table.read, recognises=lambda path: image_table.image_column(path) is not None
+)
 register_source(shards.read, recognises=shards.holds_shards)
-register_source(embedded.read, recognises=lambda path: embedded.metadata(path) is not None)
-register_source(image_lists.read_list, recognises=lambda path: path.is_dir() and bool(image_lists.find_lists(path)))
+register_source(
+    embedded.read, recognises=lambda path: embedded.metadata(path) is not None
+)
+register_source(
+    image_lists.read_list,
+    recognises=lambda path: path.is_dir() and bool(image_lists.find_lists(path)),
+)
 named = _named(longtailed.find_cifar, longtailed.LAYOUTS)
 register_source(longtailed.read_cifar, names=named, recognises=longtailed.is_cifar)
 register_source(arrays.read, suffixes=[".npz"])
@@ -97,34 +151,47 @@ register_source(arrays.read_npy, suffixes=[".npy"])
 named = _named(image_lists.find_named_list, image_lists.NAMES)
 register_source(image_lists.read_list, names=named, suffixes=[".txt"])
 named = _named(arrays.find_medmnist, arrays.MEDMNIST)
-register_source(arrays.read_medmnist, names=named, suffixes=[".npz"], recognises=arrays.is_medmnist)
+register_source(
+    arrays.read_medmnist, names=named, suffixes=[".npz"], recognises=arrays.is_medmnist
+)
 register_source(longtailed.read_digits, names={"digits-lt": Path})
 
 
 def load(
-    source: Any, *, root: str | Path | None = None, groups: str | Path | None = None,
-    test_fraction: float = 0.2, seed: int = 0, copies: str = "auto", **options: Any,
-) -> Dataset:  # fmt: skip
-    """Read a data set; raises InputError if it cannot be read, or an option does not fit it.
+    source: Any,
+    *,
+    root: str | Path | None = None,
+    groups: str | Path | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    copies: str = "auto",
+    **options: Any,
+) -> Dataset:
+    """Read a data set; raises InputError if it cannot be read, or an option does not
+    fit it.
 
     Parameters
     ----------
     source : str, Path, tuple, dict, data frame or data set
-        A name (`digits-lt`), a path, `(X, y)` of arrays or of a data frame and labels, a data frame with the classes in
-        a column, or a dict of splits or arrays; a data set of Hugging Face or torchvision, or any object with
-        `len(data)` and `data[i]` -> (image or features, label), or a dict of these.
+        A name (`digits-lt`), a path, `(X, y)` of arrays or of a data frame and labels,
+        a data frame with the classes in a column, or a dict of splits or arrays; a data
+        set of Hugging Face or torchvision, or any object with `len(data)` and `data[i]`
+        -> (image or features, label), or a dict of these.
     root : str or Path, optional
-        The folder that contains a named data set or the path, by default the current folder; of a list or table of
-        images, the folder that their paths are relative to, by default that of the list.
+        The folder that contains a named data set or the path, by default the current
+        folder; of a list or table of images, the folder that their paths are relative
+        to, by default that of the list.
     groups : str or Path, optional
         A CSV file that says which samples belong together, or a column of a table.
     test_fraction, seed : float, int
-        Fraction held out for testing where the data has no splits (0 for none), and the seed of all that is drawn.
+        Fraction held out for testing where the data has no splits (0 for none), and the
+        seed of all that is drawn.
     copies : str
-        Which stay on one side of a split: equal samples (`exact`), also images that look the same (`near`), or these
-        unless there are many (`auto`).
+        Which stay on one side of a split: equal samples (`exact`), also images that
+        look the same (`near`), or these unless there are many (`auto`).
     **options
-        Options of the format; `docs/data.md` lists them. Text is converted as on the command line.
+        Options of the format; `docs/data.md` lists them. Text is converted as on the
+        command line.
 
     Examples
     --------
@@ -133,35 +200,83 @@ def load(
     ([129, 12], (1, 8, 8))
     """
     reader, place = find_reader(source, root, options.get("drop"))
-    given = {"groups": groups, "test_fraction": test_fraction, "seed": seed, "copies": copies}
+    given = {
+        "groups": groups,
+        "test_fraction": test_fraction,
+        "seed": seed,
+        "copies": copies,
+    }
     checked = _validated(reader, given | options, source)
     of_images = [expanded(root)] if root is not None and reader in LISTS else []
-    data = reader(place, *of_images, **{name: value for name, value in checked.items() if name in options_of(reader)})
-    if checked["groups"] is not None and "groups" not in options_of(reader):  # of a table, groups are a column
+    data = reader(
+        place,
+        *of_images,
+        **{
+            name: value for name, value in checked.items() if name in options_of(reader)
+        },
+    )
+    if checked["groups"] is not None and "groups" not in options_of(
+        reader
+    ):  # of a table, groups are a column
         data = _with_groups(data, Path(checked["groups"]).expanduser())
-    data = replace(data, notes=(*data.notes, *_shared(data), *(alike := spelt_alike(data.classes.names))))
+    data = replace(
+        data,
+        notes=(
+            *data.notes,
+            *_shared(data),
+            *(alike := spelt_alike(data.classes.names)),
+        ),
+    )
     for told in alike:
         warnings.warn(told, stacklevel=2)
     data = _compared(data, checked["copies"])
-    if data.val is None and (copied := int((data.train.first != np.arange(len(data.train))).sum())):
-        data = replace(data, notes=(*data.notes, COPIES.format(copied), *filter(None, [data.train.joined])))
-    # Rows of a table are split before they are encoded; a table of images needs the fraction for `time` alone.
+    if data.val is None and (
+        copied := int((data.train.first != np.arange(len(data.train))).sum())
+    ):
+        data = replace(
+            data,
+            notes=(
+                *data.notes,
+                COPIES.format(copied),
+                *filter(None, [data.train.joined]),
+            ),
+        )
+    # Rows of a table are split before they are encoded; a table of images needs the
+    # fraction for `time` alone.
     done = "test_fraction" in options_of(reader) and reader is not image_table.read
     if done or list(data.splits) != ["train"] or not checked["test_fraction"]:
         return data
     moved = data.hold_out(checked["test_fraction"], checked["seed"])
-    notes = (*moved.notes, HELD_OUT.format(len(moved.val or ()), len(data.train), checked["seed"]))
-    return replace(moved, val=None, test=moved.val, normalisation=Normalisation.of(moved.train.inputs), notes=notes)
+    notes = (
+        *moved.notes,
+        HELD_OUT.format(len(moved.val or ()), len(data.train), checked["seed"]),
+    )
+    return replace(
+        moved,
+        val=None,
+        test=moved.val,
+        normalisation=Normalisation.of(moved.train.inputs),
+        notes=notes,
+    )
 
 
-def check_source(source: Any, root: str | Path | None, options: Mapping[str, Any]) -> None:
-    """Raise as `load` would for a wrong path, option or column; of a table only the first lines are read."""
+def check_source(
+    source: Any, root: str | Path | None, options: Mapping[str, Any]
+) -> None:
+    """Raise as `load` would for a wrong path, option or column; of a table only the
+    first lines are read.
+    """
     reader, place = find_reader(source, root, options.get("drop"))
     checked = _validated(reader, options, source)
     if reader in TABLES:
         names = dict.fromkeys(open_table(place, of_samples=True).names)
         roles = [checked.get(role) for role in ("target", "groups", "split", "time")]
-        table.check_roles(str(place), names, *roles, *table.single_columns(names, checked.get("drop", ())))
+        table.check_roles(
+            str(place),
+            names,
+            *roles,
+            *table.single_columns(names, checked.get("drop", ())),
+        )
 
 
 def expanded(root: str | Path | None) -> Path | None:
@@ -169,25 +284,54 @@ def expanded(root: str | Path | None) -> Path | None:
 
 
 def locate(source: str | Path, root: str | Path | None) -> Path:
-    """Where a path leads, inside the root. A list of images may lie elsewhere: then the root is that of its images."""
+    """Where a path leads, inside the root. A list of images may lie elsewhere: then the
+    root is that of its images.
+    """
     inside, path = expanded(root) or Path(), Path(source).expanduser()
     if (inside / path).exists() or not path.exists():
         return inside / path
-    listed = path.suffix.lower() == ".txt" or image_table.image_column(path, inside) is not None
-    return path if (image_lists.find_lists(path) if path.is_dir() else listed) else inside / path
+    listed = (
+        path.suffix.lower() == ".txt"
+        or image_table.image_column(path, inside) is not None
+    )
+    return (
+        path
+        if (image_lists.find_lists(path) if path.is_dir() else listed)
+        else inside / path
+    )
 
 
 def _shared(data: Dataset) -> list[str]:
-    """Notes on groups, and on images in memory, that are in the training split and in another one."""
-    groups = {name: np.unique(split.groups) for name, split in data.splits.items() if split.groups is not None}
+    """Notes on groups, and on images in memory, that are in the training split and in
+    another one.
+    """
+    groups = {
+        name: np.unique(split.groups)
+        for name, split in data.splits.items()
+        if split.groups is not None
+    }
     train = groups.pop("train", ())
-    notes = [SHARED_GROUPS.format(n, name) for name, own in groups.items() if (n := int(np.isin(own, train).sum()))]
-    in_memory = all(isinstance(split.inputs, np.ndarray) for split in data.splits.values())
+    notes = [
+        SHARED_GROUPS.format(n, name)
+        for name, own in groups.items()
+        if (n := int(np.isin(own, train).sum()))
+    ]
+    in_memory = all(
+        isinstance(split.inputs, np.ndarray) for split in data.splits.values()
+    )
     if data.kind != "images" or len(data.splits) < 2 or not in_memory:
         return notes
     found = {name: hashes(split.array) for name, split in data.splits.items()}
-    counts = {name: int(np.isin(own, found["train"]).sum()) for name, own in found.items() if name != "train"}
-    return notes + [SHARED.format(n, len(data.splits[name]), name) for name, n in counts.items() if n]
+    counts = {
+        name: int(np.isin(own, found["train"]).sum())
+        for name, own in found.items()
+        if name != "train"
+    }
+    return notes + [
+        SHARED.format(n, len(data.splits[name]), name)
+        for name, n in counts.items()
+        if n
+    ]
 
 
 def _looking(count: int) -> str:
@@ -195,12 +339,21 @@ def _looking(count: int) -> str:
 
 
 def _compared(data: Dataset, copies: str) -> Dataset:
-    """With notes and warnings about images that look the same, and with those that stay together, as `copies` says."""
+    """With notes and warnings about images that look the same, and with those that stay
+    together, as `copies` says.
+    """
     splits = list(data.splits.values())
     compared = [split.inputs for split in splits], [split.files for split in splits]
-    near = near_copies(*compared) if copies != "exact" else np.empty((0, 2), dtype=np.int64)
+    near = (
+        near_copies(*compared)
+        if copies != "exact"
+        else np.empty((0, 2), dtype=np.int64)
+    )
     split_of, train = np.repeat(range(len(splits)), list(map(len, splits))), data.train
-    own, across = near[split_of[near[:, 0]] == 0], near[np.diff(split_of[near])[:, 0] != 0]
+    own, across = (
+        near[split_of[near[:, 0]] == 0],
+        near[np.diff(split_of[near])[:, 0] != 0],
+    )
     vars(train)["near"] = own
     if copies == "near" and train.groups is None:
         vars(train)["first"] = with_near_copies(first_copies(train.inputs), own)
@@ -208,22 +361,47 @@ def _compared(data: Dataset, copies: str) -> Dataset:
     names = list(data.splits)
 
     def named(pairs: NDArray[np.int64]) -> list[str]:
-        places = [[(split_of[place], place - starts[split_of[place]]) for place in pair] for pair in pairs.tolist()]
-        return [" and ".join(f"{names[s]}: {splits[s].name(int(i))}" for s, i in pair) for pair in places]
+        places = [
+            [(split_of[place], place - starts[split_of[place]]) for place in pair]
+            for pair in pairs.tolist()
+        ]
+        return [
+            " and ".join(f"{names[s]}: {splits[s].name(int(i))}" for s, i in pair)
+            for pair in places
+        ]
 
-    apart = own if train.groups is None else own[train.groups[own[:, 0]] != train.groups[own[:, 1]]]
-    notes = [NEARLY_SHARED.format(_looking(len(across)), listing(named(across), 3))] if len(across) else []
+    apart = (
+        own
+        if train.groups is None
+        else own[train.groups[own[:, 0]] != train.groups[own[:, 1]]]
+    )
+    notes = (
+        [NEARLY_SHARED.format(_looking(len(across)), listing(named(across), 3))]
+        if len(across)
+        else []
+    )
     if train.groups is not None and len(apart):
-        notes.append(NEARLY_JOINED.format(_looking(len(apart)), listing(named(apart), 3)))
-    elif copies == "auto" and train.groups is None and data.val is None and train.too_many_near:
+        notes.append(
+            NEARLY_JOINED.format(_looking(len(apart)), listing(named(apart), 3))
+        )
+    elif (
+        copies == "auto"
+        and train.groups is None
+        and data.val is None
+        and train.too_many_near
+    ):
         notes.append(TOO_MANY_NEAR.format(len(own), len(train), listing(named(own), 1)))
     for note in notes:
         warnings.warn(note, stacklevel=3)
     return replace(data, alike=tuple(named(across)), notes=(*data.notes, *notes))
 
 
-def find_reader(source: Any, root: str | Path | None, drop: Any = None) -> tuple[Reader, Any]:
-    """Who reads a source, and what it is given. A table of images without its column of paths is any other table."""
+def find_reader(
+    source: Any, root: str | Path | None, drop: Any = None
+) -> tuple[Reader, Any]:
+    """Who reads a source, and what it is given. A table of images without its column of
+    paths is any other table.
+    """
     if not isinstance(source, str | Path):
         if items.holds_items(source):
             return (items.read_rows if items.is_table(source) else items.read), source
@@ -238,17 +416,32 @@ def find_reader(source: Any, root: str | Path | None, drop: Any = None) -> tuple
         with suppress(OSError):  # a folder that is not there, or is closed
             near += [each.name for each in islice(path.parent.iterdir(), 1000)]
         if path.suffix or re.search(r"[\\/]", str(source)):  # it was meant to be a path
-            raise InputError(f"{path}: no such file or folder: correct the path{suggestion(path.name, near)}")
-        known = f"known are {listing(names, 40)}{suggestion(str(source), near)}; {FIRST}"
-        raise InputError(f"{str(source)!r} is neither a known data set nor an existing path ({path}): {known}")
+            raise InputError(
+                f"{path}: no such file or folder: correct the"
+                f" path{suggestion(path.name, near)}"
+            )
+        known = (
+            f"known are {listing(names, 40)}{suggestion(str(source), near)}; {FIRST}"
+        )
+        raise InputError(
+            f"{str(source)!r} is neither a known data set nor an existing path"
+            f" ({path}): {known}"
+        )
     for each in SOURCES:
         if each.matches(path):
             if each.read not in TABLES or (root is None and not drop):
                 return each.read, path
-            column = image_table.image_column(path, expanded(root), _words(drop) if isinstance(drop, Sequence) else ())
+            column = image_table.image_column(
+                path, expanded(root), _words(drop) if isinstance(drop, Sequence) else ()
+            )
             return (table.read if column is None else image_table.read), path
-    suffixes = dict.fromkeys((*OF_TABLES, *(suffix for each in SOURCES for suffix in each.suffixes)))
-    raise InputError(f"{path}: files of this kind are not read: expected {listing(suffixes, 20)}, or a folder; {FIRST}")
+    suffixes = dict.fromkeys(
+        (*OF_TABLES, *(suffix for each in SOURCES for suffix in each.suffixes))
+    )
+    raise InputError(
+        f"{path}: files of this kind are not read: expected {listing(suffixes, 20)}, or"
+        f" a folder; {FIRST}"
+    )
 
 
 def known_names() -> set[str]:
@@ -256,11 +449,18 @@ def known_names() -> set[str]:
 
 
 def options_of(reader: Reader) -> list[str]:
-    return [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return [
+        p.name
+        for p in inspect.signature(reader).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    ]
 
 
 def all_options() -> set[str]:
-    return {*COMMON, *(option for known in SOURCES for option in options_of(known.read))}
+    return {
+        *COMMON,
+        *(option for known in SOURCES for option in options_of(known.read)),
+    }
 
 
 def _words(given: Any) -> Any:
@@ -271,77 +471,138 @@ def _words(given: Any) -> Any:
 @cache
 def _model(reader: Reader) -> type[BaseModel]:
     hints = get_type_hints(reader, include_extras=True)
-    hints |= {name: Annotated[kind, BeforeValidator(_words)] for name, kind in hints.items() if kind == Sequence[str]}
-    fields: dict[str, Any] = {name: (hints.get(name, Any), None) for name in options_of(reader)} | COMMON
-    config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True)
+    hints |= {
+        name: Annotated[kind, BeforeValidator(_words)]
+        for name, kind in hints.items()
+        if kind == Sequence[str]
+    }
+    fields: dict[str, Any] = {
+        name: (hints.get(name, Any), None) for name in options_of(reader)
+    } | COMMON
+    config = ConfigDict(
+        extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True
+    )
     return create_model("Options", __config__=config, **fields)
 
 
-def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[str, Any]:
+def _validated(
+    reader: Reader, options: Mapping[str, Any], source: Any
+) -> dict[str, Any]:
     try:
         found = _model(reader).model_validate(options)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        message = f"option {name}={first['input']!r} is not valid: {first['msg'][0].lower()}{first['msg'][1:]}"
+        message = (
+            f"option {name}={first['input']!r} is not valid:"
+            f" {first['msg'][0].lower()}{first['msg'][1:]}"
+        )
         if first["type"] == "extra_forbidden":
             known = ["root", *_model(reader).model_fields]
             what = source if isinstance(source, str | Path) else "data in memory"
-            message = f"{what} has no option {name!r}: expected one of {listing(known, 40)}{suggestion(name, known)}"
+            message = (
+                f"{what} has no option {name!r}: expected one of"
+                f" {listing(known, 40)}{suggestion(name, known)}"
+            )
         raise InputError(message) from None
     return {name: getattr(found, name) for name in found.model_fields_set}
 
 
 class GroupFile:
-    """Which samples belong together, from a file in GROUPS_FORMAT; rows for other samples are ignored."""
+    """Which samples belong together, from a file in GROUPS_FORMAT; rows for other
+    samples are ignored.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.by_index, self.group_of = _read_groups(path)
 
-    def find(self, split: str, count: int, ids: Sequence[str] | None) -> NDArray[np.str_] | None:
-        """The group of each sample of a split; None for a test split of its own, which needs no groups."""
-        names = [f"{split}/{i}" for i in range(count)] if self.by_index else ids or [""] * count
+    def find(
+        self, split: str, count: int, ids: Sequence[str] | None
+    ) -> NDArray[np.str_] | None:
+        """The group of each sample of a split; None for a test split of its own, which
+        needs no groups.
+        """
+        names = (
+            [f"{split}/{i}" for i in range(count)]
+            if self.by_index
+            else ids or [""] * count
+        )
         absent = [name for name in names if name not in self.group_of]
         if split != "train" and len(absent) == count:
             return None
-        told = f"{len(absent)} of {count} {split} samples have no group, the first is {next(iter(absent), '')!r}"
-        expect(not absent, f"{self.path}: {told}: expected {GROUPS_FORMAT}, with a row for every sample")
+        told = (
+            f"{len(absent)} of {count} {split} samples have no group, the first is"
+            f" {next(iter(absent), '')!r}"
+        )
+        expect(
+            not absent,
+            f"{self.path}: {told}: expected {GROUPS_FORMAT}, with a row for every"
+            " sample",
+        )
         return np.array([self.group_of[name] for name in names])
 
 
 def _with_groups(data: Dataset, path: Path) -> Dataset:
     file = GroupFile(path)
-    found = {name: file.find(name, len(split), split.ids) for name, split in data.splits.items()}
-    splits: dict[str, Any] = {name: replace(data.splits[name], groups=own) for name, own in found.items()}
-    return replace(data, **{name: split for name, split in splits.items() if split.groups is not None})
+    found = {
+        name: file.find(name, len(split), split.ids)
+        for name, split in data.splits.items()
+    }
+    splits: dict[str, Any] = {
+        name: replace(data.splits[name], groups=own) for name, own in found.items()
+    }
+    return replace(
+        data,
+        **{name: split for name, split in splits.items() if split.groups is not None},
+    )
 
 
 def _read_groups(path: Path) -> tuple[bool, dict[str, str]]:
     """Whether samples are named by split and index, and the group of each name."""
     found = {name: column.to_pylist() for name, column in read_columns(path).items()}
-    cells = {name: ["" if cell is None else str(cell).strip() for cell in own] for name, own in found.items()}
+    cells = {
+        name: ["" if cell is None else str(cell).strip() for cell in own]
+        for name, own in found.items()
+    }
     columns = {name.lower(): own for name, own in cells.items()}
     by_index = {"split", "index"} <= columns.keys()
     key = next((name for name in IDS if name in columns), "")
-    rest = [name for name in columns if name not in ({"split", "index"} if by_index else {key})]
+    rest = [
+        name
+        for name in columns
+        if name not in ({"split", "index"} if by_index else {key})
+    ]
     clear = (by_index or key) and ("group" in rest or len(rest) == 1)
     expect(clear, f"{path}: has the columns {listing(cells)}: expected {GROUPS_FORMAT}")
     pairs = zip(columns["split"], columns["index"], strict=True) if by_index else ()
-    places = [f"{split_name(split) or split}/{index.lstrip('0') or '0'}" for split, index in pairs]
+    places = [
+        f"{split_name(split) or split}/{index.lstrip('0') or '0'}"
+        for split, index in pairs
+    ]
     names = places if by_index else columns[key]
     group_of: dict[str, str] = {}
-    for line, (name, value) in enumerate(zip(names, columns["group" if "group" in rest else rest[0]], strict=True), 2):
+    for line, (name, value) in enumerate(
+        zip(names, columns["group" if "group" in rest else rest[0]], strict=True), 2
+    ):
         expect(value, f"{path}, line {line}: the group of {name} is empty")
         first = group_of.setdefault(name, value)
-        expect(first == value, f"{path}, line {line}: {name} is in two groups, {first!r} and {value!r}")
+        expect(
+            first == value,
+            f"{path}, line {line}: {name} is in two groups, {first!r} and {value!r}",
+        )
     return by_index, group_of
 
 
 def id_column(path: Path, columns: Mapping[str, Sequence[str]], ids: set[str]) -> str:
-    """The only column that has all ids, with a warning that it was taken; otherwise nothing."""
+    """The only column that has all ids, with a warning that it was taken; otherwise
+    nothing.
+    """
     fitting = [name for name, cells in columns.items() if ids <= {*cells}]
     if len(fitting) != 1:
         return ""
-    warnings.warn(f"{path}: column {fitting[0]!r} has all ids, and was taken for them", stacklevel=3)
+    warnings.warn(
+        f"{path}: column {fitting[0]!r} has all ids, and was taken for them",
+        stacklevel=3,
+    )
     return fitting[0]

@@ -1,7 +1,9 @@
-"""Random operations on images, as RandAugment, TrivialAugment and AutoAugment draw them: whole batches on the device.
+"""Random operations on images, as RandAugment, TrivialAugment and AutoAugment draw
+them: whole batches on the device.
 
-Colours are bytes before and after each operation, as in pillow. Most operations replace values of a channel by others,
-by a table (B, C, 256) that follows from the histogram of the image: one gather applies them all.
+Colours are bytes before and after each operation, as in pillow. Most operations replace
+values of a channel by others, by a table (B, C, 256) that follows from the histogram of
+the image: one gather applies them all.
 """
 
 import math
@@ -21,16 +23,23 @@ GREY = (0.299, 0.587, 0.114)  # luminance of red, green, blue
 SIDES = 150 / 331  # by how much of its width AutoAugment shifts an image at most
 
 
-# -- geometry: affine maps (B, 2, 3) from a place in the result to that in the source, in pixels from the centre -------
+# -- geometry: affine maps (B, 2, 3) from a place in the result to that in the source,
+# in pixels from the centre -------
 def _affine(*entries: Tensor) -> Tensor:
     """Matrices (B, 2, 3) from their six entries, row by row, each (B,)."""
     return torch.stack([torch.stack(row, 1) for row in (entries[:3], entries[3:])], 1)
 
 
-def moved(strength: Tensor, across: float = 0, down: float = 0, x: float = 0, y: float = 0) -> Tensor:
-    """The identity with these multiples of the strength (B,): shear along both axes, and shift."""
+def moved(
+    strength: Tensor, across: float = 0, down: float = 0, x: float = 0, y: float = 0
+) -> Tensor:
+    """The identity with these multiples of the strength (B,): shear along both axes,
+    and shift.
+    """
     one = torch.ones_like(strength)
-    return _affine(one, across * strength, x * strength, down * strength, one, y * strength)
+    return _affine(
+        one, across * strength, x * strength, down * strength, one, y * strength
+    )
 
 
 def rotation(angle: Tensor) -> Tensor:
@@ -40,14 +49,19 @@ def rotation(angle: Tensor) -> Tensor:
 
 
 def compose(outer: Tensor, inner: Tensor) -> Tensor:
-    """Apply `inner` (B, 2, 3) first, then `outer`; elementwise, because TF32 products would be too coarse."""
+    """Apply `inner` (B, 2, 3) first, then `outer`; elementwise, because TF32 products
+    would be too coarse.
+    """
     linear = (outer[:, :, :2, None] * inner[:, None, :, :]).sum(2)  # (B, 2, 3)
     return torch.cat([linear[..., :2], linear[..., 2:] + outer[..., 2:]], 2)
 
 
-# A signed strength (B,) in -1..1 and the width -> an affine map (B, 2, 3) about the centre.
+# A signed strength (B,) in -1..1 and the width -> an affine map (B, 2, 3) about the
+# centre.
 GEOMETRY: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "shear sideways": lambda strength, width: moved(strength, across=0.3),  # by up to 0.3 pixels per row
+    "shear sideways": lambda strength, width: moved(
+        strength, across=0.3
+    ),  # by up to 0.3 pixels per row
     "shear down": lambda strength, width: moved(strength, down=0.3),
     "shift sideways": lambda strength, width: moved(strength, x=0.3 * width),
     "shift down": lambda strength, width: moved(strength, y=0.3 * width),
@@ -55,18 +69,23 @@ GEOMETRY: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
-# -- colour: values (256,), the histogram (B, C, 256), a signed strength (B, 1, 1) in -1..1 -> new values (B, C, 256) --
+# -- colour: values (256,), the histogram (B, C, 256), a signed strength (B, 1, 1) in
+# -1..1 -> new values (B, C, 256) --
 def _blend(values: Tensor, other: Tensor | float, strength: Tensor) -> Tensor:
     return values + 0.9 * strength * (other - values)
 
 
 def _contrast(values: Tensor, histogram: Tensor, strength: Tensor) -> Tensor:
     """Towards the mean grey of the image, or away from it."""
-    means = (histogram * values).sum(2, keepdim=True) / histogram.sum(2, keepdim=True)  # (B, C, 1)
+    means = (histogram * values).sum(2, keepdim=True) / histogram.sum(
+        2, keepdim=True
+    )  # (B, C, 1)
     return _blend(values, _grey(means), strength)
 
 
-def _posterise(values: Tensor, histogram: Tensor, strength: Tensor) -> Tensor:  # from 8 bits per channel down to 4
+def _posterise(
+    values: Tensor, histogram: Tensor, strength: Tensor
+) -> Tensor:  # from 8 bits per channel down to 4
     step = torch.exp2((4 * strength.abs()).round())
     return (values / step).floor() * step
 
@@ -76,15 +95,21 @@ def _autocontrast(values: Tensor, histogram: Tensor, strength: Tensor) -> Tensor
     there = histogram > 0
     low = torch.where(there, values, 255.0).amin(2, keepdim=True)
     high = torch.where(there, values, 0.0).amax(2, keepdim=True)
-    return torch.where(high > low, (values - low) * (255 / (high - low).clamp(min=1)), values)
+    return torch.where(
+        high > low, (values - low) * (255 / (high - low).clamp(min=1)), values
+    )
 
 
 def _equalise(values: Tensor, histogram: Tensor, strength: Tensor) -> Tensor:
-    """Values are used equally often, as far as that is possible; in whole numbers, as pillow computes it."""
+    """Values are used equally often, as far as that is possible; in whole numbers, as
+    pillow computes it.
+    """
     last = torch.where(histogram > 0, values, 0.0).amax(2, keepdim=True).long()
     step = ((histogram.sum(2, keepdim=True) - histogram.gather(2, last)) / 255).floor()
     before = histogram.cumsum(2) - histogram
-    return torch.where(step > 0, ((before + (step / 2).floor()) / step.clamp(min=1)).floor(), values)
+    return torch.where(
+        step > 0, ((before + (step / 2).floor()) / step.clamp(min=1)).floor(), values
+    )
 
 
 TABLES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -110,20 +135,29 @@ def _grey(pixels: Tensor) -> Tensor:
 
 
 def _smooth(pixels: Tensor) -> Tensor:
-    """The mean of a pixel (weight 5) and its neighbours (1); pixels at the edge stay as they are."""
+    """The mean of a pixel (weight 5) and its neighbours (1); pixels at the edge stay as
+    they are.
+    """
     if min(pixels.shape[-2:]) < 3:
         return pixels
-    inner = (functional.avg_pool2d(pixels, 3, stride=1) * 9 + 4 * pixels[..., 1:-1, 1:-1]) / 13
+    inner = (
+        functional.avg_pool2d(pixels, 3, stride=1) * 9 + 4 * pixels[..., 1:-1, 1:-1]
+    ) / 13
     found = pixels.clone()
     found[..., 1:-1, 1:-1] = inner
     return found
 
 
-# What a pixel is blended with depends on its other channels or its neighbours: pixels (B, C, H, W) -> (B, C, H, W).
-BLENDS: dict[str, Callable[[Tensor], Tensor]] = {"saturation": _grey, "sharpness": _smooth}
+# What a pixel is blended with depends on its other channels or its neighbours: pixels
+# (B, C, H, W) -> (B, C, H, W).
+BLENDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "saturation": _grey,
+    "sharpness": _smooth,
+}
 OPERATIONS = (*TABLES, *BLENDS, *GEOMETRY)
 
-# AutoAugment's policies for CIFAR: pairs of (operation, how often it acts, strength from 0 to 9).
+# AutoAugment's policies for CIFAR: pairs of (operation, how often it acts, strength
+# from 0 to 9).
 CIFAR_PAIRS = """
 invert 1 0, contrast 2 6; rotation 7 2, shift-sideways 3 9; sharpness 8 1, sharpness 9 3;
 shear-down 5 8, shift-down 7 9; autocontrast 5 0, equalise 9 0; shear-down 2 7, posterise 3 7;
@@ -139,9 +173,11 @@ shift-down 7 9, autocontrast 9 0
 
 @dataclass(frozen=True)
 class Policy:
-    """`layers` random operations per image, each of a random strength up to `magnitude` (0 to 1).
+    """`layers` random operations per image, each of a random strength up to `magnitude`
+    (0 to 1).
 
-    With `pairs` (operation, tenths of its probability, ninths of its strength), a random pair of operations instead.
+    With `pairs` (operation, tenths of its probability, ninths of its strength), a
+    random pair of operations instead.
     """
 
     layers: int = 2
@@ -154,11 +190,19 @@ class Policy:
         on: dict[str, Any] = {"generator": generator, "device": generator.device}
         strength = torch.rand(shape, **on) * 2 - 1
         if not self.pairs:
-            return {"operation": torch.randint(len(OPERATIONS), shape, **on), "strength": strength * self.magnitude}
-        operation, chance, strongest = (part.to(generator.device) for part in _parsed(self.pairs))  # (pairs, 2)
+            return {
+                "operation": torch.randint(len(OPERATIONS), shape, **on),
+                "strength": strength * self.magnitude,
+            }
+        operation, chance, strongest = (
+            part.to(generator.device) for part in _parsed(self.pairs)
+        )  # (pairs, 2)
         pair = torch.randint(len(operation), (count,), **on)
         acts = torch.rand(shape, **on) < chance[pair]
-        return {"operation": operation[pair] * acts, "strength": strength.sign() * strongest[pair]}
+        return {
+            "operation": operation[pair] * acts,
+            "strength": strength.sign() * strongest[pair],
+        }
 
     def unchanged(self, count: int, device: torch.device) -> Draws:
         """Draws that change nothing."""
@@ -168,53 +212,96 @@ class Policy:
     def recolour(self, images: Tensor, draws: Draws) -> Tensor:
         """The colour operations, layer by layer, on bytes (B, C, H, W)."""
         for layer in range(self.layers):
-            operation, strength = draws["operation"][:, layer], draws["strength"][:, layer]
+            operation, strength = (
+                draws["operation"][:, layer],
+                draws["strength"][:, layer],
+            )
             if (quick := kernels(images)) is not None:
                 images = quick.recolour(images, operation, strength)
                 continue
             first = len(TABLES)
-            images = _changed(images, (operation > 0) & (operation < first), _tabled, operation, strength)
+            images = _changed(
+                images,
+                (operation > 0) & (operation < first),
+                _tabled,
+                operation,
+                strength,
+            )
             for number, other in enumerate(BLENDS.values(), start=first):
-                images = _changed(images, operation == number, partial(_blended, other), strength)
+                images = _changed(
+                    images, operation == number, partial(_blended, other), strength
+                )
         return images
 
     def matrix(self, draws: Draws, width: int) -> Tensor:
         """The geometric operations of all layers as one map (B, 2, 3)."""
         total = moved(torch.zeros_like(draws["strength"][:, 0]))
         for layer in range(self.layers):
-            operation, strength = draws["operation"][:, layer], draws["strength"][:, layer]
-            for number, move in enumerate(GEOMETRY.values(), start=len(TABLES) + len(BLENDS)):
+            operation, strength = (
+                draws["operation"][:, layer],
+                draws["strength"][:, layer],
+            )
+            for number, move in enumerate(
+                GEOMETRY.values(), start=len(TABLES) + len(BLENDS)
+            ):
                 # A strength of zero is the identity.
-                total = compose(total, move(torch.where(operation == number, strength, 0.0), width))
+                total = compose(
+                    total, move(torch.where(operation == number, strength, 0.0), width)
+                )
         return total
 
 
 def kernels(images: Tensor) -> Any:
-    """The same operations as kernels, for bytes on a GPU; None without kernels, and for images that are too large."""
-    quick = load_kernels("rfdlc.data.augment_kernels") if images.is_cuda and images.dtype == torch.uint8 else None
-    return quick if quick is not None and images.shape[-1] * images.shape[-2] <= quick.LARGEST else None
+    """The same operations as kernels, for bytes on a GPU; None without kernels, and for
+    images that are too large.
+    """
+    quick = (
+        load_kernels("rfdlc.data.augment_kernels")
+        if images.is_cuda and images.dtype == torch.uint8
+        else None
+    )
+    return (
+        quick
+        if quick is not None and images.shape[-1] * images.shape[-2] <= quick.LARGEST
+        else None
+    )
 
 
-def _changed(images: Tensor, chosen: Tensor, function: Callable[..., Tensor], *given: Tensor) -> Tensor:
-    """With the chosen ones (B,) replaced. A CPU computes these alone; a GPU all, for shapes that it can capture."""
+def _changed(
+    images: Tensor, chosen: Tensor, function: Callable[..., Tensor], *given: Tensor
+) -> Tensor:
+    """With the chosen ones (B,) replaced. A CPU computes these alone; a GPU all, for
+    shapes that it can capture.
+    """
     if images.is_cuda:
-        return torch.where(chosen[:, None, None, None], function(images, *given), images)
+        return torch.where(
+            chosen[:, None, None, None], function(images, *given), images
+        )
     rows = chosen.nonzero().flatten()
-    return images.index_copy(0, rows, function(images[rows], *(each[rows] for each in given)))
+    return images.index_copy(
+        0, rows, function(images[rows], *(each[rows] for each in given))
+    )
 
 
 def _tabled(images: Tensor, operation: Tensor, strength: Tensor) -> Tensor:
-    index, values = images.flatten(2).long(), torch.arange(256, device=images.device, dtype=torch.float32)
+    index, values = (
+        images.flatten(2).long(),
+        torch.arange(256, device=images.device, dtype=torch.float32),
+    )
     histogram = values.new_zeros(*index.shape[:2], 256)
     histogram.scatter_add_(2, index, values.new_ones(()).expand(index.shape))
     table = values.expand_as(histogram)
     for number, new in enumerate(TABLES.values()):
         chosen = (operation == number)[:, None, None]
-        table = torch.where(chosen, new(values, histogram, strength[:, None, None]), table)
+        table = torch.where(
+            chosen, new(values, histogram, strength[:, None, None]), table
+        )
     return _bytes(table).gather(2, index).view_as(images)
 
 
-def _blended(other: Callable[[Tensor], Tensor], images: Tensor, strength: Tensor) -> Tensor:
+def _blended(
+    other: Callable[[Tensor], Tensor], images: Tensor, strength: Tensor
+) -> Tensor:
     pixels = images.float()
     return _bytes(_blend(pixels, other(pixels), strength[:, None, None, None]))
 
@@ -224,11 +311,23 @@ def _bytes(values: Tensor) -> Tensor:
 
 
 def _parsed(pairs: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The numbers of the operations, their probabilities and strengths: (pairs, 2) each."""
-    rows = [[word.split() for word in pair.split(",")] for pair in pairs.strip().split(";")]
+    """The numbers of the operations, their probabilities and strengths: (pairs, 2)
+    each.
+    """
+    rows = [
+        [word.split() for word in pair.split(",")] for pair in pairs.strip().split(";")
+    ]
     names = [[name.replace("-", " ") for name, _, _ in pair] for pair in rows]
-    chance = torch.tensor([[int(tenths) / 10 for _, tenths, _ in pair] for pair in rows])
-    strength = torch.tensor([[int(ninths) / 9 for _, _, ninths in pair] for pair in rows])
-    shifts = torch.tensor([[name.startswith("shift") for name in pair] for pair in names])
-    operation = torch.tensor([[OPERATIONS.index(name) for name in pair] for pair in names])
+    chance = torch.tensor(
+        [[int(tenths) / 10 for _, tenths, _ in pair] for pair in rows]
+    )
+    strength = torch.tensor(
+        [[int(ninths) / 9 for _, _, ninths in pair] for pair in rows]
+    )
+    shifts = torch.tensor(
+        [[name.startswith("shift") for name in pair] for pair in names]
+    )
+    operation = torch.tensor(
+        [[OPERATIONS.index(name) for name in pair] for pair in names]
+    )
     return operation, chance, torch.where(shifts, strength * SIDES / 0.3, strength)

@@ -1,1 +1,3 @@
-"""From probabilities to actions, and what they are worth. Needs numpy and scipy alone."""
+"""From probabilities to actions, and what they are worth. Needs numpy and scipy
+alone.
+"""

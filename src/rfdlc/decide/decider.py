@@ -15,23 +15,50 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide import budgets, priors, saving, wording
-from rfdlc.decide.calibrators import CALIBRATORS, WITHOUT_PRIOR, Calibrator, NoCalibration, check_affine
+from rfdlc.decide.calibrators import (
+    CALIBRATORS,
+    WITHOUT_PRIOR,
+    Calibrator,
+    NoCalibration,
+    check_affine,
+)
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.explaining import decided_values, explanation, gains_tell
 from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.predictions import Predictions, targets_of
 from rfdlc.decide.priors import Prior, PriorEstimate, as_groups, as_prior, as_weights
 from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, largest
-from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
+from rfdlc.decide.scores import (
+    CorrectedProbabilities,
+    Floats,
+    Scores,
+    as_scores,
+    log_softmax,
+    safe_log,
+    softmax,
+)
 from rfdlc.decide.sets import PredictionSets, as_sets, check_coverage
-from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, flags, handed_over, is_limited, unfamiliar_action
+from rfdlc.decide.unfamiliar import (
+    Unfamiliar,
+    fitted_unfamiliar,
+    flags,
+    handed_over,
+    is_limited,
+    unfamiliar_action,
+)
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import BrokenRows, InputError, choose, expect, listing
 from rfdlc.imports import choose_registered, with_imports
 
 COMBINATIONS = ("mean-probabilities", "mean-logits")
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
-SCALED = ("combine", "weights", "fitted", "train_prior", "target_prior")  # probabilities depend on these
+SCALED = (
+    "combine",
+    "weights",
+    "fitted",
+    "train_prior",
+    "target_prior",
+)  # probabilities depend on these
 REMEMBERED = 512  # hashes of the samples that calibrated
 
 
@@ -50,23 +77,30 @@ class Decider:
     weights : array-like of shape (n_particles,), optional
         Weights of the particles.
     calibration : str or None
-        The calibrator that `fit` fits, of `rfdlc.decide.calibrators.CALIBRATORS`; "auto" is a weighted mean.
+        The calibrator that `fit` fits, of `rfdlc.decide.calibrators.CALIBRATORS`;
+        "auto" is a weighted mean.
     train_prior : {"train", "uniform"}, array-like or mapping, optional
-        The class prior that the scores carry: "train" (the training frequencies) for a plainly trained model,
-        "uniform" after reweighting, balanced sampling or logit adjustment, or numbers.
+        The class prior that the scores carry: "train" (the training frequencies) for a
+        plainly trained model, "uniform" after reweighting, balanced sampling or logit
+        adjustment, or numbers.
     target_prior : {"train", "uniform"}, array-like, mapping, PriorEstimate or None
-        The class prior to decide for; needs `train_prior`. By default that of the training data, if their counts and
-        `train_prior` are known; None decides for the prior that the scores carry.
+        The class prior to decide for; needs `train_prior`. By default that of the
+        training data, if their counts and `train_prior` are known; None decides for the
+        prior that the scores carry.
     rule : {"expected-utility", "argmax", "cobb", "paper-eq12"}
         The decision rule; all but the first are for comparison.
     sets : {"u65", "u80"}, SetUtility or None
-        How `decide_sets` answers with several classes; `fit_sets` gives sets with a promised coverage.
+        How `decide_sets` answers with several classes; `fit_sets` gives sets with a
+        promised coverage.
     budget : Budget, optional
-        What `fit_budget` found: shares of samples that may be handed over, and the prices that keep to them.
+        What `fit_budget` found: shares of samples that may be handed over, and the
+        prices that keep to them.
     unfamiliar : Unfamiliar, optional
-        What `fit_unfamiliar` found: thresholds above which samples are handed over because they are unlike all others.
+        What `fit_unfamiliar` found: thresholds above which samples are handed over
+        because they are unlike all others.
     fitted, joint, calibrated_on : optional
-        What `fit` found: the calibrator, the table (n_classes, n_classes) that checks estimated priors, sample hashes.
+        What `fit` found: the calibrator, the table (n_classes, n_classes) that checks
+        estimated priors, sample hashes.
 
     Examples
     --------
@@ -96,21 +130,38 @@ class Decider:
         self._check()
 
     def replace(self, *, classes: Classes | None = None, **changes: Any) -> "Decider":
-        """Return a copy with other parameters; nothing is fitted again, and another calibration is not fitted yet.
+        """Return a copy with other parameters; nothing is fitted again, and another
+        calibration is not fitted yet.
 
-        A new utility is matched by class name, and so are new `classes` (training counts and groups).
+        A new utility is matched by class name, and so are new `classes` (training
+        counts and groups).
         """
         if changes.get("calibration", self.calibration) != self.calibration:
             changes = {"fitted": None, "joint": None, "calibrated_on": None, **changes}
-        new, old, given = copy.copy(self), self.utility.classes, changes.pop("utility", None)
+        new, old, given = (
+            copy.copy(self),
+            self.utility.classes,
+            changes.pop("utility", None),
+        )
         utility = self.utility if given is None else given
-        expect(isinstance(utility, Utility), wording.NOT_A_UTILITY.format(type(utility).__name__))
+        expect(
+            isinstance(utility, Utility),
+            wording.NOT_A_UTILITY.format(type(utility).__name__),
+        )
         if classes is not None or utility is not self.utility:
-            changes["utility"] = utility.with_classes((classes or old).in_order(old.names), same_actions=True)
+            changes["utility"] = utility.with_classes(
+                (classes or old).in_order(old.names), same_actions=True
+            )
         for name, value in changes.items():
-            object.__setattr__(new, choose("parameter", name, self.__dataclass_fields__), value)
+            object.__setattr__(
+                new, choose("parameter", name, self.__dataclass_fields__), value
+            )
         new._check(warn="rule" in changes or utility is not self.utility)
-        moved = [name for name in SCALED if not np.array_equal(getattr(self, name), getattr(new, name))]
+        moved = [
+            name
+            for name in SCALED
+            if not np.array_equal(getattr(self, name), getattr(new, name))
+        ]
         if moved and "sets" not in changes and isinstance(new.sets, PredictionSets):
             object.__setattr__(new, "sets", None)
             warnings.warn(wording.SETS_DROPPED.format(listing(moved)), stacklevel=2)
@@ -119,155 +170,334 @@ class Decider:
         return new
 
     def fit(
-        self, scores: Any, targets: ArrayLike | None = None, *, logits: bool = False, balanced: bool = False,
-        sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None, strength: float = 1.0,
-    ) -> "Decider":  # fmt: skip
+        self,
+        scores: Any,
+        targets: ArrayLike | None = None,
+        *,
+        logits: bool = False,
+        balanced: bool = False,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+        strength: float = 1.0,
+    ) -> "Decider":
         """Return a decider that is calibrated on held-out scores and labels.
 
-        `balanced` gives every class the same total weight; a sample with `sample_weight` 2 counts as two. "auto" is
-        chosen on `groups` (N,), such as patients, that calibrators were not fitted to. `strength` is the share of the
-        correction that is applied, less than 1 if the model was trained further since. Nothing is calibrated twice.
+        `balanced` gives every class the same total weight; a sample with
+        `sample_weight` 2 counts as two. "auto" is chosen on `groups` (N,), such as
+        patients, that calibrators were not fitted to. `strength` is the share of the
+        correction that is applied, less than 1 if the model was trained further since.
+        Nothing is calibrated twice.
         """
         checked, y = self.read_labelled(scores, targets, logits)
         expect(not checked.corrected, wording.CORRECTED_TWICE)
-        counts, context = self.utility.classes.counts, {"balanced": balanced, "train_prior": self.train_prior}
-        context["sample_weight"] = None if sample_weight is None else as_weights(sample_weight, "sample_weight", len(y))
-        context["groups"] = checked.groups if groups is None else as_groups(groups, len(y))
-        context |= {"target_prior": self.target_prior, "training_counts": None if counts is None else np.array(counts)}
-        log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
+        counts, context = (
+            self.utility.classes.counts,
+            {"balanced": balanced, "train_prior": self.train_prior},
+        )
+        context["sample_weight"] = (
+            None
+            if sample_weight is None
+            else as_weights(sample_weight, "sample_weight", len(y))
+        )
+        context["groups"] = (
+            checked.groups if groups is None else as_groups(groups, len(y))
+        )
+        context |= {
+            "target_prior": self.target_prior,
+            "training_counts": None if counts is None else np.array(counts),
+        }
+        log_p = np.concatenate(
+            [self._log_combined(piece, checked.logits) for _, piece in checked.chunks()]
+        )
         wording.warn_of_absent(self, log_p, y)
-        fitted = CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context) if self.calibration else None
-        fitted = fitted.weakened(strength, self.train_prior) if fitted and strength != 1 else fitted
+        fitted = (
+            CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context)
+            if self.calibration
+            else None
+        )
+        fitted = (
+            fitted.weakened(strength, self.train_prior)
+            if fitted and strength != 1
+            else fitted
+        )
         drawn = fitted.draws() if fitted else [NoCalibration()]
-        middle, small = drawn[len(drawn) // 2], len(self.utility.classes) <= CHECKED_CLASSES
-        joint = priors.joint_table(middle.apply(log_p), y, context["sample_weight"]) if small else None
-        kept = {"budget": None, "sets": None if isinstance(self.sets, PredictionSets) else self.sets}
-        return self.replace(**kept, fitted=fitted, joint=joint, calibrated_on=checked.fingerprints(y, REMEMBERED))
+        middle, small = (
+            drawn[len(drawn) // 2],
+            len(self.utility.classes) <= CHECKED_CLASSES,
+        )
+        joint = (
+            priors.joint_table(middle.apply(log_p), y, context["sample_weight"])
+            if small
+            else None
+        )
+        kept = {
+            "budget": None,
+            "sets": None if isinstance(self.sets, PredictionSets) else self.sets,
+        }
+        return self.replace(
+            **kept,
+            fitted=fitted,
+            joint=joint,
+            calibrated_on=checked.fingerprints(y, REMEMBERED),
+        )
 
     def fit_sets(
-        self, scores: Any, targets: ArrayLike | None = None, *, kind: str = "macro", coverage: float = 0.9,
-        logits: bool = False, **options: Any,
-    ) -> "Decider":  # fmt: skip
-        """Return a decider whose sets contain the true class with a promised probability, from held-out samples.
+        self,
+        scores: Any,
+        targets: ArrayLike | None = None,
+        *,
+        kind: str = "macro",
+        coverage: float = 0.9,
+        logits: bool = False,
+        **options: Any,
+    ) -> "Decider":
+        """Return a decider whose sets contain the true class with a promised
+        probability, from held-out samples.
 
-        `kind` is "marginal", "class" or "macro"; see `PredictionSets.fit` for it and further options. Samples that
-        calibrated this decider are used out of fold: each is calibrated without it.
+        `kind` is "marginal", "class" or "macro"; see `PredictionSets.fit` for it and
+        further options. Samples that calibrated this decider are used out of fold: each
+        is calibrated without it.
         """
         check_coverage(coverage)
         checked, y = self.read_labelled(scores, targets, logits)
         p = out_of_fold(self, checked, y, folds=5 if self.overlap(checked, y) else 0)
-        shifted = self.prior_warning(y, rare=False) or priors.unlikely(y, self.decided_prior, (1 - coverage) / 2)
-        options = {"prior": self.decided_prior, "shifted": bool(shifted), "kind": kind} | options
-        return self.replace(sets=PredictionSets.fit(p, y, self.utility.classes, coverage=coverage, **options))
+        shifted = self.prior_warning(y, rare=False) or priors.unlikely(
+            y, self.decided_prior, (1 - coverage) / 2
+        )
+        options = {
+            "prior": self.decided_prior,
+            "shifted": bool(shifted),
+            "kind": kind,
+        } | options
+        return self.replace(
+            sets=PredictionSets.fit(
+                p, y, self.utility.classes, coverage=coverage, **options
+            )
+        )
 
-    def decide_sets(self, scores: Any, *, logits: bool = False, seed: int = 0) -> NDArray[np.bool_]:
-        """Which classes are in the set of each sample (N, C); `seed` is for randomised sets."""
+    def decide_sets(
+        self, scores: Any, *, logits: bool = False, seed: int = 0
+    ) -> NDArray[np.bool_]:
+        """Which classes are in the set of each sample (N, C); `seed` is for randomised
+        sets.
+        """
         expect(self.sets is not None, wording.NEEDS_SETS)
-        rng, pieces = np.random.default_rng(seed), self.stream(self.read(scores, logits), self.sets.scaled)
-        return np.concatenate([self.sets.members(p, self.utility, rng) for _, p in pieces])
+        rng, pieces = (
+            np.random.default_rng(seed),
+            self.stream(self.read(scores, logits), self.sets.scaled),
+        )
+        return np.concatenate(
+            [self.sets.members(p, self.utility, rng) for _, p in pieces]
+        )
 
     def fit_budget(
-        self, scores: Any, targets: ArrayLike | None = None, *, budget: Any, logits: bool = False
+        self,
+        scores: Any,
+        targets: ArrayLike | None = None,
+        *,
+        budget: Any,
+        logits: bool = False,
     ) -> "Decider":
-        """Return a decider that hands over at most `budget` of the samples, those for which it is worth most.
+        """Return a decider that hands over at most `budget` of the samples, those for
+        which it is worth most.
 
-        It is a share ("5%", 0.05), or shares by action: `{"radiologist": 0.02, "total": 0.1}`. Prices are those of
-        held-out samples, weighted to the prior that is decided for. Corrected probabilities need no targets.
+        It is a share ("5%", 0.05), or shares by action: `{"radiologist": 0.02, "total":
+        0.1}`. Prices are those of held-out samples, weighted to the prior that is
+        decided for. Corrected probabilities need no targets.
         """
         checked = self.read(scores, logits)
-        y = None if checked.corrected else self.read_labelled(scores, targets, logits)[1]
-        return self.replace(budget=budgets.fitted_budget(self, checked, y, budget, flags(self, checked)))
+        y = (
+            None
+            if checked.corrected
+            else self.read_labelled(scores, targets, logits)[1]
+        )
+        return self.replace(
+            budget=budgets.fitted_budget(self, checked, y, budget, flags(self, checked))
+        )
 
     def fit_unfamiliar(
-        self, scores: Any, targets: ArrayLike | None = None, *, false_alarm: float = 0.05, score: str = "auto",
+        self,
+        scores: Any,
+        targets: ArrayLike | None = None,
+        *,
+        false_alarm: float = 0.05,
+        score: str = "auto",
         logits: bool = False,
-    ) -> "Decider":  # fmt: skip
-        """Return a decider that hands over a share of held-out samples, unlike all others by an `Unfamiliar` score."""
+    ) -> "Decider":
+        """Return a decider that hands over a share of held-out samples, unlike all
+        others by an `Unfamiliar` score.
+        """
         checked, y = self.read_labelled(scores, targets, logits)
-        return self.replace(unfamiliar=fitted_unfamiliar(self, checked, y, false_alarm, score))
+        return self.replace(
+            unfamiliar=fitted_unfamiliar(self, checked, y, false_alarm, score)
+        )
 
     @property
     def effective_prior(self) -> Prior | None:
-        """The class prior that calibrated probabilities carry: biases move it to that of the held-out data."""
+        """The class prior that calibrated probabilities carry: biases move it to that
+        of the held-out data.
+        """
         moved = None if self.fitted is None else self.fitted.prior
         return self.train_prior if moved is None else np.array(moved)
 
     @property
     def decided_prior(self) -> Prior | None:
-        """The class prior of corrected probabilities: the target prior, or else the one that the scores carry."""
-        return self.effective_prior if self.target_prior is None else np.asarray(self.target_prior)
+        """The class prior of corrected probabilities: the target prior, or else the one
+        that the scores carry.
+        """
+        return (
+            self.effective_prior
+            if self.target_prior is None
+            else np.asarray(self.target_prior)
+        )
 
     def estimate_prior(self, scores: Any, *, logits: bool = False) -> PriorEstimate:
-        """The class prior of unlabelled data with its uncertainty; after `fit`, the BBSE estimate is a check."""
-        checked, draws = self.read(scores, logits), self.fitted.draws() if self.fitted else [None]
-        each = [self.replace(fitted=calibrator, budget=None, sets=None) for calibrator in draws]
+        """The class prior of unlabelled data with its uncertainty; after `fit`, the
+        BBSE estimate is a check.
+        """
+        checked, draws = (
+            self.read(scores, logits),
+            self.fitted.draws() if self.fitted else [None],
+        )
+        each = [
+            self.replace(fitted=calibrator, budget=None, sets=None)
+            for calibrator in draws
+        ]
         middle = each[len(each) // 2]
         wording.warn_of_few(self)
         calibrated = np.concatenate([p for _, p in middle.calibrated(checked)])
-        some = self.read(checked.values[:, priors.gibbs_rows(calibrated.shape)], checked.logits)
-        drawn = [np.concatenate([p for _, p in decider.calibrated(some)]) for decider in each if len(each) > 1]
-        return priors.estimate_prior(calibrated, middle._known_prior(), self.joint, drawn)
+        some = self.read(
+            checked.values[:, priors.gibbs_rows(calibrated.shape)], checked.logits
+        )
+        drawn = [
+            np.concatenate([p for _, p in decider.calibrated(some)])
+            for decider in each
+            if len(each) > 1
+        ]
+        return priors.estimate_prior(
+            calibrated, middle._known_prior(), self.joint, drawn
+        )
 
     def overlap(self, scores: Scores, targets: Indices) -> float:
-        """The share of the samples that calibrated this decider that are among these, by content or by id."""
+        """The share of the samples that calibrated this decider that are among these,
+        by content or by id.
+        """
         return scores.share_of(self.calibrated_on, targets)
 
-    def decide(self, scores: Any, *, logits: bool = False, batch: bool | budgets.PerDay = False) -> Indices:
-        """The chosen action of each sample (N,), an index into `utility.actions`; `batch` keeps to budgets exactly."""
+    def decide(
+        self, scores: Any, *, logits: bool = False, batch: bool | budgets.PerDay = False
+    ) -> Indices:
+        """The chosen action of each sample (N,), an index into `utility.actions`;
+        `batch` keeps to budgets exactly.
+        """
         checked, ratio = self.read(scores, logits), self.ratio()
         if is_limited(self, batch):
             return handed_over(self, checked, batch)[0]
-        gain = RULES[self.rule](self.utility, ratio)  # linear rules take the correction into their matrix
-        return np.concatenate([largest(gain(p)) for _, p in self.calibrated(checked, ratio)])
+        gain = RULES[self.rule](
+            self.utility, ratio
+        )  # linear rules take the correction into their matrix
+        return np.concatenate(
+            [largest(gain(p)) for _, p in self.calibrated(checked, ratio)]
+        )
 
-    def decide_values(self, scores: Any, *, logits: bool = False) -> tuple[Indices, Floats]:
-        """The actions of `decide` and their expected utilities, (N,) each: two columns of `explain`, at less cost."""
+    def decide_values(
+        self, scores: Any, *, logits: bool = False
+    ) -> tuple[Indices, Floats]:
+        """The actions of `decide` and their expected utilities, (N,) each: two columns
+        of `explain`, at less cost.
+        """
         found = None if gains_tell(self) else self.explain(scores, logits=logits)
-        return decided_values(self, self.read(scores, logits)) if found is None else (found.action, found.value)
+        return (
+            decided_values(self, self.read(scores, logits))
+            if found is None
+            else (found.action, found.value)
+        )
 
     def decide_probabilities(self, probabilities: Floats) -> Indices:
-        """Like `decide`, from probabilities (N, C) that are calibrated and corrected already."""
+        """Like `decide`, from probabilities (N, C) that are calibrated and corrected
+        already.
+        """
         return largest(self.gains(probabilities))
 
     def gains(self, probabilities: Floats) -> Floats:
-        """What the rule compares, for each action (n, A), from corrected probabilities (n, C)."""
+        """What the rule compares, for each action (n, A), from corrected probabilities
+        (n, C).
+        """
         gains = RULES[self.rule](self.utility, None)(probabilities)
-        return gains if self.budget is None else gains - self.budget.columns(self.utility).astype(gains.dtype)
+        return (
+            gains
+            if self.budget is None
+            else gains - self.budget.columns(self.utility).astype(gains.dtype)
+        )
 
     def expected_utility(self, scores: Any, *, logits: bool = False) -> Floats:
         """The expected utility of every action (N, A)."""
-        # In 64 bits: where all values are large, 32 would not tell one action from another.
-        return np.concatenate([p @ self.utility.matrix for _, p in self.stream(self.read(scores, logits))])
+        # In 64 bits: where all values are large, 32 would not tell one action from
+        # another.
+        return np.concatenate(
+            [p @ self.utility.matrix for _, p in self.stream(self.read(scores, logits))]
+        )
 
     def probabilities(self, scores: Any, *, logits: bool = False) -> Floats:
-        """Combined, calibrated, prior-corrected probabilities (N, C), marked so that no Decider takes them again."""
-        return np.concatenate([p for _, p in self.stream(self.read(scores, logits))]).view(CorrectedProbabilities)
+        """Combined, calibrated, prior-corrected probabilities (N, C), marked so that no
+        Decider takes them again.
+        """
+        return np.concatenate(
+            [p for _, p in self.stream(self.read(scores, logits))]
+        ).view(CorrectedProbabilities)
 
-    def explain(self, scores: Any, *, logits: bool = False, batch: bool | budgets.PerDay = False) -> Explanation:
-        """For each sample the chosen action (as `decide`), its value, the runner-up, and what arg max would do."""
-        checked, ratio, daily = self.read(scores, logits), self.ratio(), isinstance(batch, budgets.PerDay)
+    def explain(
+        self, scores: Any, *, logits: bool = False, batch: bool | budgets.PerDay = False
+    ) -> Explanation:
+        """For each sample the chosen action (as `decide`), its value, the runner-up,
+        and what arg max would do.
+        """
+        checked, ratio, daily = (
+            self.read(scores, logits),
+            self.ratio(),
+            isinstance(batch, budgets.PerDay),
+        )
         given = handed_over(self, checked, batch) if is_limited(self, batch) else ()
-        return explanation(self, self.calibrated(checked, ratio), ratio, *given, daily=daily)
+        return explanation(
+            self, self.calibrated(checked, ratio), ratio, *given, daily=daily
+        )
 
-    def explain_probabilities(self, probabilities: Floats, unfamiliar: Any = None) -> Explanation:
-        """Like `explain`, from corrected probabilities (N, C), and which samples are unfamiliar (N,), if known."""
+    def explain_probabilities(
+        self, probabilities: Floats, unfamiliar: Any = None
+    ) -> Explanation:
+        """Like `explain`, from corrected probabilities (N, C), and which samples are
+        unfamiliar (N,), if known.
+        """
         p = np.asarray(probabilities)
         if unfamiliar is None:
             return explanation(self, [(slice(None), p)], None)
-        chosen = np.where(unfamiliar, unfamiliar_action(self.utility, p), largest(self.gains(p)))
+        chosen = np.where(
+            unfamiliar, unfamiliar_action(self.utility, p), largest(self.gains(p))
+        )
         return explanation(self, [(slice(None), p)], None, chosen, unfamiliar)
 
-    def stream(self, scores: Scores, scaled: bool = True) -> Iterator[tuple[slice, Floats]]:
-        """Chunks of corrected probabilities (n, C), each row summing to one if `scaled`; constant memory."""
+    def stream(
+        self, scores: Scores, scaled: bool = True
+    ) -> Iterator[tuple[slice, Floats]]:
+        """Chunks of corrected probabilities (n, C), each row summing to one if
+        `scaled`; constant memory.
+        """
         ratio = self.ratio()
-        return ((rows, corrected(p, ratio, scaled)) for rows, p in self.calibrated(scores, ratio))
+        return (
+            (rows, corrected(p, ratio, scaled))
+            for rows, p in self.calibrated(scores, ratio)
+        )
 
     def ratio(self) -> Prior | None:
-        """The factor (C,) that corrects calibrated probabilities for the target prior; None for no correction."""
+        """The factor (C,) that corrects calibrated probabilities for the target prior;
+        None for no correction.
+        """
         if self.target_prior is None:
             return None
         target, carried = self.target_prior, self._known_prior()
-        impossible = self.utility.classes.select(np.flatnonzero((carried == 0) & (target > 0)))
+        impossible = self.utility.classes.select(
+            np.flatnonzero((carried == 0) & (target > 0))
+        )
         expect(not impossible, wording.IMPOSSIBLE.format(listing(impossible)))
         return np.divide(target, carried, out=np.zeros_like(target), where=carried > 0)
 
@@ -282,7 +512,9 @@ class Decider:
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `load` reads."""
-        Path(path).write_text(json.dumps(self.to_dict(), ensure_ascii=False) + "\n", encoding="utf-8")
+        Path(path).write_text(
+            json.dumps(self.to_dict(), ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> "Decider":
@@ -290,13 +522,26 @@ class Decider:
         file = Path(path) / "decider.json" if Path(path).is_dir() else Path(path)
         try:
             return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             why = f"cannot be read as a decider ({with_imports(error, file.parent)})"
-            raise InputError(f"{path}: {why if file.exists() else 'no such file'}{wording.DECIDER_FILE}") from None
+            raise InputError(
+                f"{path}:"
+                f" {why if file.exists() else 'no such file'}{wording.DECIDER_FILE}"
+            ) from None
 
     def __repr__(self) -> str:
         state, actions = self.fitted or "not calibrated", len(self.utility.actions)
-        return f"Decider({self.rule}, {self.combine}, {state}, {self.decided_for}; {actions} actions)"
+        return (
+            f"Decider({self.rule}, {self.combine}, {state}, {self.decided_for};"
+            f" {actions} actions)"
+        )
 
     @property
     def decided_for(self) -> str:
@@ -304,79 +549,144 @@ class Decider:
         return wording.decided_for(self)
 
     def prior_warning(self, targets: Indices, *, rare: bool = True) -> str | None:
-        """What to say if frequencies of labelled samples, or of a `rare` class, are far from those decided for."""
+        """What to say if frequencies of labelled samples, or of a `rare` class, are far
+        from those decided for.
+        """
         return wording.prior_warning(self, targets, rare)
 
-    def utility_interval(self, scores: Any, estimate: PriorEstimate, *, logits: bool = False) -> tuple[float, float]:
-        """The 95% interval of the mean expected utility that the uncertainty of an estimated class prior leaves."""
+    def utility_interval(
+        self, scores: Any, estimate: PriorEstimate, *, logits: bool = False
+    ) -> tuple[float, float]:
+        """The 95% interval of the mean expected utility that the uncertainty of an
+        estimated class prior leaves.
+        """
         plain = self.replace(budget=None, sets=None)
-        values = self.utility.matrix[:, plain.replace(target_prior=estimate).decide(scores, logits=logits)].T  # (N, C)
+        values = self.utility.matrix[
+            :, plain.replace(target_prior=estimate).decide(scores, logits=logits)
+        ].T  # (N, C)
         p = plain.replace(target_prior=None).probabilities(scores, logits=logits)
-        return estimate.mean_interval(np.asarray(p, dtype=np.float64), values, self._known_prior())
+        return estimate.mean_interval(
+            np.asarray(p, dtype=np.float64), values, self._known_prior()
+        )
 
     def left_open(self, scores: Any) -> str:
-        """Words that follow `decided_for`: the prior of corrected scores, or what an estimated one leaves open."""
+        """Words that follow `decided_for`: the prior of corrected scores, or what an
+        estimated one leaves open.
+        """
         return wording.left_open(self, scores)
 
     def read(self, scores: Any, logits: bool = False) -> Scores:
-        """Checked scores of any source, with one column per class in the order of the utility."""
+        """Checked scores of any source, with one column per class in the order of the
+        utility.
+        """
         known, own = self.utility.classes, isinstance(scores, Predictions)
-        checked = scores.scores_for(known) if own else as_scores(scores, known, logits=logits)
-        changes = any(value is not None for value in (self.fitted, self.train_prior, self.target_prior))
+        checked = (
+            scores.scores_for(known) if own else as_scores(scores, known, logits=logits)
+        )
+        changes = any(
+            value is not None
+            for value in (self.fitted, self.train_prior, self.target_prior)
+        )
         expect(not (checked.corrected and changes), wording.CORRECTED_TWICE)
-        given, particles = 0 if self.weights is None else len(self.weights), len(checked.values)
-        expect(given in (0, particles) or particles == 1, wording.WEIGHTS.format(given, particles))
+        given, particles = (
+            0 if self.weights is None else len(self.weights),
+            len(checked.values),
+        )
+        expect(
+            given in (0, particles) or particles == 1,
+            wording.WEIGHTS.format(given, particles),
+        )
         return checked
 
-    def read_labelled(self, scores: Any, targets: ArrayLike | None, logits: bool = False) -> tuple[Scores, Indices]:
+    def read_labelled(
+        self, scores: Any, targets: ArrayLike | None, logits: bool = False
+    ) -> tuple[Scores, Indices]:
         """Scores and labels in the class order of the utility."""
-        checked, y = self.read(scores, logits), targets_of(scores, targets, self.utility.classes)
-        expect(y.shape == (len(checked),), f"{y.size} targets for {len(checked)} samples: expected one per sample")
+        checked, y = (
+            self.read(scores, logits),
+            targets_of(scores, targets, self.utility.classes),
+        )
+        expect(
+            y.shape == (len(checked),),
+            f"{y.size} targets for {len(checked)} samples: expected one per sample",
+        )
         wording.warn_of_order(scores, checked, y, self.utility.classes)
         return checked, y
 
     def _check(self, warn: bool = True) -> None:
-        """Bring all parameters into their final form, and fail now rather than at the first decision."""
+        """Bring all parameters into their final form, and fail now rather than at the
+        first decision.
+        """
         utility, kind = self.utility, type(self.utility).__name__
-        expect(isinstance(utility, Utility), f"utility is a {kind}: expected a Utility, such as Utility(matrix, names)")
+        expect(
+            isinstance(utility, Utility),
+            f"utility is a {kind}: expected a Utility, such as Utility(matrix, names)",
+        )
         choose("combine", self.combine, COMBINATIONS)
         choose_registered("calibration", self.calibration or "none", CALIBRATORS)
         RULES[choose("rule", self.rule, RULES)](utility, None)
-        doubts = [WARNINGS.get(self.rule, ""), wording.UPSIDE_DOWN if utility.upside_down else ""]
+        doubts = [
+            WARNINGS.get(self.rule, ""),
+            wording.UPSIDE_DOWN if utility.upside_down else "",
+        ]
         for doubt in filter(None, doubts if warn else ()):
             warnings.warn(doubt, stacklevel=4)
         if self.fitted is not None:
             check_affine(self.fitted, len(utility.classes))
         forms: dict[str, Callable[[Any], Any]] = {
             "weights": lambda given: as_weights(given, "weights"),
-            "train_prior": lambda given: as_prior(given, utility.classes, "train_prior"),
+            "train_prior": lambda given: as_prior(
+                given, utility.classes, "train_prior"
+            ),
             "target_prior": self._as_target,
             "joint": lambda given: np.asarray(given, dtype=np.float32),
             "sets": lambda given: as_sets(given, len(utility.classes)),
         }
         given = {name: getattr(self, name) for name in forms}
         for name, value in given.items():
-            object.__setattr__(self, name, None if value is None else forms[name](value))
+            object.__setattr__(
+                self, name, None if value is None else forms[name](value)
+            )
         object.__setattr__(self, "calibrated_on", self.calibrated_on or {})
-        estimate = given["target_prior"] if isinstance(given["target_prior"], PriorEstimate) else self.estimate
-        behind = estimate is not None and np.array_equal(estimate.prior, self.target_prior)  # for its intervals
+        estimate = (
+            given["target_prior"]
+            if isinstance(given["target_prior"], PriorEstimate)
+            else self.estimate
+        )
+        behind = estimate is not None and np.array_equal(
+            estimate.prior, self.target_prior
+        )  # for its intervals
         object.__setattr__(self, "estimate", estimate if behind else None)
-        if self.target_prior is not None and (self.fitted or self.calibration in WITHOUT_PRIOR):
+        if self.target_prior is not None and (
+            self.fitted or self.calibration in WITHOUT_PRIOR
+        ):
             self._known_prior()
 
     def _as_target(self, given: Any) -> Prior | None:
         classes = self.utility.classes
         if isinstance(given, str) and given == "natural":
-            return None if classes.counts is None or self.effective_prior is None else classes.prior
-        return as_prior(given.prior if isinstance(given, PriorEstimate) else given, classes, "target_prior")
+            return (
+                None
+                if classes.counts is None or self.effective_prior is None
+                else classes.prior
+            )
+        return as_prior(
+            given.prior if isinstance(given, PriorEstimate) else given,
+            classes,
+            "target_prior",
+        )
 
     def _known_prior(self) -> Prior:
         if self.effective_prior is None:
             raise InputError(wording.NEEDS_TRAIN_PRIOR)
         return self.effective_prior
 
-    def calibrated(self, scores: Scores, ratio: Prior | None = None) -> Iterator[tuple[slice, Floats]]:
-        """Chunks of calibrated probabilities (n, C); of each sample something must be left where `ratio` is 0."""
+    def calibrated(
+        self, scores: Scores, ratio: Prior | None = None
+    ) -> Iterator[tuple[slice, Floats]]:
+        """Chunks of calibrated probabilities (n, C); of each sample something must be
+        left where `ratio` is 0.
+        """
         for rows, piece in scores.chunks():
             if self.fitted is not None:
                 p = self.fitted.apply(self._log_combined(piece, scores.logits))
@@ -384,14 +694,28 @@ class Decider:
                 p = softmax(self._log_combined(piece, scores.logits))
             else:
                 p = self._mean(softmax(piece) if scores.logits else piece)
-            if ratio is not None and not ratio.all() and (lost := (p[:, ratio > 0] == 0).all(axis=1)).any():
-                raise BrokenRows("", (rows.start + np.flatnonzero(lost)).tolist(), wording.NOTHING_LEFT)
+            if (
+                ratio is not None
+                and not ratio.all()
+                and (lost := (p[:, ratio > 0] == 0).all(axis=1)).any()
+            ):
+                raise BrokenRows(
+                    "",
+                    (rows.start + np.flatnonzero(lost)).tolist(),
+                    wording.NOTHING_LEFT,
+                )
             yield rows, p
 
     def _log_combined(self, piece: Floats, logits: bool) -> Floats:
-        """Logits of the combined prediction, (M, n, C) -> (n, C), up to a constant per row."""
+        """Logits of the combined prediction, (M, n, C) -> (n, C), up to a constant per
+        row.
+        """
         if self.combine == "mean-logits" or len(piece) == 1:
-            return safe_log(self._mean(piece), logits=True) if logits else self._mean(safe_log(piece))
+            return (
+                safe_log(self._mean(piece), logits=True)
+                if logits
+                else self._mean(safe_log(piece))
+            )
         return safe_log(self._mean(softmax(piece) if logits else piece))
 
     def _mean(self, values: Floats) -> Floats:

@@ -1,4 +1,6 @@
-"""Labels that come later: realised utility from what was reviewed, and deciders calibrated again from it."""
+"""Labels that come later: realised utility from what was reviewed, and deciders
+calibrated again from it.
+"""
 
 import hashlib
 import json
@@ -35,9 +37,12 @@ class Realised:
     """The mean utility of all decisions, from those that have labels."""
 
     utility: float
-    interval: Interval | None  # about decisions without a label; None of fewer labels than an interval needs
+    interval: (
+        Interval | None
+    )  # about decisions without a label; None of fewer labels than an interval needs
     promised: float  # the mean expected utility of the same decisions
-    utility_gap: float  # promised minus realised utility of labelled decisions, with their weights
+    # promised minus realised utility of labelled decisions, with their weights
+    utility_gap: float
     utility_gap_interval: Interval | None  # about other outcomes of such decisions
     labelled: int
     decisions: int
@@ -64,17 +69,27 @@ class Realised:
         if self.labelled == self.decisions:
             return "every decision has a label"
         over = f"over all {self.decisions:,} decisions"
-        return f"{self.shown(*self.interval)} {over}" if self.interval else "too few labels for an interval"
+        return (
+            f"{self.shown(*self.interval)} {over}"
+            if self.interval
+            else "too few labels for an interval"
+        )
 
     @property
     def broken(self) -> bool:
-        """Whether outcomes differ from what was promised by more than chance explains (two-sided, 5%)."""
+        """Whether outcomes differ from what was promised by more than chance explains
+        (two-sided, 5%).
+        """
         ends = self.utility_gap_interval
         return ends is not None and not ends[0] <= 0 <= ends[1]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, as the server and `rfdlc recalibrate` give them."""
-        costs = {"realised_cost": 0.0 - self.utility, "promised_cost": 0.0 - self.promised} if self.has_costs else {}
+        costs = (
+            {"realised_cost": 0.0 - self.utility, "promised_cost": 0.0 - self.promised}
+            if self.has_costs
+            else {}
+        )
         return costs | {
             "realised_utility": self.utility,
             "interval": self.interval,
@@ -89,56 +104,95 @@ class Realised:
     def promise(self) -> str:
         """Whether decisions were worth what their probabilities promised, in words."""
         if self.utility_gap_interval is None:
-            return "too few labels to tell whether decisions are worth what they promise"
+            return (
+                "too few labels to tell whether decisions are worth what they promise"
+            )
         gap, ends = self.shown(self.utility_gap), self.shown(*self.utility_gap_interval)
         said = f"promised minus realised {self.worth} {gap} ({ends})"
         if not self.broken:
             return f"{said}: the promise is met, as far as these labels tell"
-        return f"{said}: decisions are worth {'less' if self.utility_gap > 0 else 'more'} than promised"
+        return (
+            f"{said}: decisions are worth {'less' if self.utility_gap > 0 else 'more'}"
+            " than promised"
+        )
 
 
 def strata(confidence: Floats, handed_over: NDArray[np.bool_]) -> Indices:
-    """A stratum of each decision (N,): reviews depend on its largest probability and on whether it was handed over."""
-    confidence = np.asarray(confidence, dtype=np.float64)  # the same edges whatever the scores are stored as
+    """A stratum of each decision (N,): reviews depend on its largest probability and on
+    whether it was handed over.
+    """
+    confidence = np.asarray(
+        confidence, dtype=np.float64
+    )  # the same edges whatever the scores are stored as
     edges = np.quantile(confidence, np.arange(1, STRATA) / STRATA)
     return np.asarray(np.searchsorted(edges, confidence) + STRATA * handed_over)
 
 
 def review_weights(group: Indices, rows: Indices, propensity: Any = None) -> Floats:
-    """Inverse propensities (n,) of labelled rows: given ones, or the share of each stratum that has labels."""
+    """Inverse propensities (n,) of labelled rows: given ones, or the share of each
+    stratum that has labels.
+    """
     if propensity is not None:
         given = np.asarray(propensity, dtype=np.float64)
-        right = given.shape == (len(rows),) and bool((given > 0).all() and (given <= 1).all())
-        expect(right, "propensity: expected a probability above 0 and at most 1 for every label")
+        right = given.shape == (len(rows),) and bool(
+            (given > 0).all() and (given <= 1).all()
+        )
+        expect(
+            right,
+            "propensity: expected a probability above 0 and at most 1 for every label",
+        )
         return 1 / given
-    return (np.bincount(group) / np.maximum(np.bincount(group[rows], minlength=group.max() + 1), 1))[group[rows]]
+    return (
+        np.bincount(group)
+        / np.maximum(np.bincount(group[rows], minlength=group.max() + 1), 1)
+    )[group[rows]]
 
 
 def realised_utility(
-    utility: Utility, targets: Indices, actions: Indices, expected: Floats, group: Indices, rows: Indices,
+    utility: Utility,
+    targets: Indices,
+    actions: Indices,
+    expected: Floats,
+    group: Indices,
+    rows: Indices,
     propensity: Any = None,
-) -> Realised:  # fmt: skip
-    """The mean utility with its 95% interval, from the classes (n,) of labelled rows among N decisions.
+) -> Realised:
+    """The mean utility with its 95% interval, from the classes (n,) of labelled rows
+    among N decisions.
 
-    `actions`, `expected` and `group` (N,) are actions, expected utilities and strata of all decisions. The interval is
-    that of a mean of skewed values (`intervals.distances`), where a costly mistake may not have been labelled yet. It
-    is about these N decisions: without noise once all have labels. Promises are tested by the gap.
+    `actions`, `expected` and `group` (N,) are actions, expected utilities and strata of
+    all decisions. The interval is that of a mean of skewed values
+    (`intervals.distances`), where a costly mistake may not have been labelled yet. It
+    is about these N decisions: without noise once all have labels. Promises are tested
+    by the gap.
     """
     values = utility.matrix[targets, actions[rows]]
     weights, own = review_weights(group, rows, propensity), group[rows]
     whole = float(weights.sum())
     mean = float(weights @ values / whole)
     labelled, total = np.bincount(own, minlength=group.max() + 1), np.bincount(group)
-    if propensity is None:  # each stratum has the weight that it should have: what varies is inside of it
-        middle, several = np.bincount(own, values, len(total)) / np.maximum(labelled, 1), labelled[own] > 1
+    if (
+        propensity is None
+    ):  # each stratum has the weight that it should have: what varies is inside of it
+        middle, several = (
+            np.bincount(own, values, len(total)) / np.maximum(labelled, 1),
+            labelled[own] > 1,
+        )
         scale = np.sqrt(labelled[own] / np.maximum(labelled[own] - 1, 1))
-        away, unseen = np.where(several, scale * (values - middle[own]), values - mean), 1 - labelled[own] / total[own]
+        away, unseen = (
+            np.where(several, scale * (values - middle[own]), values - mean),
+            1 - labelled[own] / total[own],
+        )
     else:
         away, unseen = values - mean, 1 - np.asarray(propensity, dtype=np.float64)
-    another = float(np.sqrt(unseen.mean()) * (weights @ weights)) / whole**2  # what one more sample weighs
+    another = (
+        float(np.sqrt(unseen.mean()) * (weights @ weights)) / whole**2
+    )  # what one more sample weighs
     low, high = float(utility.matrix.min()), float(utility.matrix.max())
     ends = max(0.0, mean - low) * another, max(0.0, high - mean) * another
-    below, above = distances(np.asarray(weights * np.sqrt(unseen) * away / whole, dtype=np.float64), *ends)
+    below, above = distances(
+        np.asarray(weights * np.sqrt(unseen) * away / whole, dtype=np.float64), *ends
+    )
     known = labelled[group] > 0
     promised = float(expected[known].mean() if propensity is None else expected.mean())
     gap, gap_ends = _gap(utility, values, actions[rows], expected[rows], weights)
@@ -149,15 +203,23 @@ def realised_utility(
 
 
 def _gap(
-    utility: Utility, values: Floats, actions: Indices, expected: Floats, weights: Floats
+    utility: Utility,
+    values: Floats,
+    actions: Indices,
+    expected: Floats,
+    weights: Floats,
 ) -> tuple[float, Interval]:
     """Promised minus realised utility (`utility_gap` of `evaluate`), weighted.
 
-    Given the scores, outcomes of a calibrated model have the promised mean: their own noise is all that counts, also if
-    every decision has a label. The interval is that of `evaluate` with strict bounds: advice must not follow from a few
-    rare mistakes that did not happen.
+    Given the scores, outcomes of a calibrated model have the promised mean: their own
+    noise is all that counts, also if every decision has a label. The interval is that
+    of `evaluate` with strict bounds: advice must not follow from a few rare mistakes
+    that did not happen.
     """
-    gaps, used = without_rounding(expected - values, utility), utility.matrix[:, np.unique(actions)]
+    gaps, used = (
+        without_rounding(expected - values, utility),
+        utility.matrix[:, np.unique(actions)],
+    )
     promised = float(weights @ (values + gaps) / weights.sum())
     ends = promised - float(used.max()), promised - float(used.min())
     return bounded_mean(gaps, weights, ends, more=STRICT)
@@ -176,27 +238,46 @@ def decider_version(decider: Decider) -> str:
 
 @lru_cache(maxsize=64)
 def _version(decider: Decider) -> str:
-    table = {name: value for name, value in decider.to_dict().items() if name not in ("joint", "calibrated_on")}
+    table = {
+        name: value
+        for name, value in decider.to_dict().items()
+        if name not in ("joint", "calibrated_on")
+    }
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def on_top(old: Decider, new: Decider) -> tuple[float, Floats]:
-    """(a, b) with log p_new = a log p_old + b up to a constant, for corrected probabilities of two deciders.
+    """(a, b) with log p_new = a log p_old + b up to a constant, for corrected
+    probabilities of two deciders.
 
     Raises
     ------
     InputError
-        If the calibrators differ by more than a temperature and biases, or the deciders combine particles differently
-        or have other thresholds for unfamiliar input.
+        If the calibrators differ by more than a temperature and biases, or the deciders
+        combine particles differently or have other thresholds for unfamiliar input.
     """
     (W, b, power), (W_new, b_new, power_new) = _affine(old), _affine(new)
-    same = old.combine == new.combine and np.array_equal(old.weights, new.weights) and power == power_new
-    same = same and old.unfamiliar == new.unfamiliar  # the model's own process applies these thresholds
+    same = (
+        old.combine == new.combine
+        and np.array_equal(old.weights, new.weights)
+        and power == power_new
+    )
+    same = (
+        same and old.unfamiliar == new.unfamiliar
+    )  # the model's own process applies these thresholds
     fits = same and np.shape(W) == np.shape(W_new)
     scale = float(np.sum(W_new) / np.sum(W)) if fits and np.sum(W) else np.nan
-    fits = fits and bool(np.allclose(scale * np.asarray(W), W_new, rtol=1e-6, atol=1e-12)) and scale > 0
+    fits = (
+        fits
+        and bool(np.allclose(scale * np.asarray(W), W_new, rtol=1e-6, atol=1e-12))
+        and scale > 0
+    )
     names = old.utility.classes.names == new.utility.classes.names
-    expect(fits and names, "this decider was not recalibrated from the one that is served: serve its model again")
+    expect(
+        fits and names,
+        "this decider was not recalibrated from the one that is served: serve its model"
+        " again",
+    )
     return scale, b_new - scale * b
 
 
@@ -204,18 +285,29 @@ def _affine(decider: Decider) -> tuple[Any, Floats, float]:
     """W, b and the power of corrected probabilities, softmax(W log p + b)."""
     weight, bias = (1.0, 0.0) if decider.fitted is None else decider.fitted.as_affine()
     ratio = decider.ratio()
-    moved = np.zeros(len(decider.utility.classes)) if ratio is None else np.log(np.maximum(ratio, TINY))
-    return weight, moved + np.asarray(bias), 1.0 if decider.fitted is None else decider.fitted.power
+    moved = (
+        np.zeros(len(decider.utility.classes))
+        if ratio is None
+        else np.log(np.maximum(ratio, TINY))
+    )
+    return (
+        weight,
+        moved + np.asarray(bias),
+        1.0 if decider.fitted is None else decider.fitted.power,
+    )
 
 
 def revised(p: Floats, scale: float, bias: Floats) -> Floats:
     """Probabilities (N, C) of a recalibrated decider, from those of the old one."""
-    return softmax(scale * safe_log(np.asarray(p, dtype=np.float64)) + bias).astype(p.dtype)
+    return softmax(scale * safe_log(np.asarray(p, dtype=np.float64)) + bias).astype(
+        p.dtype
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Revision:
-    """A way to decide from now on, and what it gains per sample: a cross-fitted difference with its interval.
+    """A way to decide from now on, and what it gains per sample: a cross-fitted
+    difference with its interval.
 
     Intervals are 95% ones of all options together.
     """
@@ -227,34 +319,67 @@ class Revision:
 
     @property
     def pays(self) -> bool:
-        """Whether the whole interval is above 0. Without a gain, some option pays in about 2.5% of cases at most."""
+        """Whether the whole interval is above 0. Without a gain, some option pays in
+        about 2.5% of cases at most.
+        """
         return self.interval[0] > 0
 
 
-def options(decider: Decider, decisions: Decided, rows: Indices, targets: Indices, weights: Floats) -> list[Revision]:
+def options(
+    decider: Decider,
+    decisions: Decided,
+    rows: Indices,
+    targets: Indices,
+    weights: Floats,
+) -> list[Revision]:
     """What a new prior, a recalibration, or both would gain, the best first.
 
-    `decisions` are all that were logged, `rows` (n,) those with labels `targets`, and `weights` their inverse
-    propensities. The new prior is estimated from all of them without labels; so are the prices of a budget.
+    `decisions` are all that were logged, `rows` (n,) those with labels `targets`, and
+    `weights` their inverse propensities. The new prior is estimated from all of them
+    without labels; so are the prices of a budget.
     """
-    expect(len(rows) >= FEWEST, f"{len(rows)} labels of logged decisions: expected at least {FEWEST} to learn from")
+    expect(
+        len(rows) >= FEWEST,
+        f"{len(rows)} labels of logged decisions: expected at least {FEWEST} to learn"
+        " from",
+    )
     served = _served_prior(decider, targets, weights)
     p = decisions.probabilities
-    new = estimate_prior(p, np.maximum(served, 1e-12)).prior * (served > 0)  # what has no probability stays so
+    new = estimate_prior(p, np.maximum(served, 1e-12)).prior * (
+        served > 0
+    )  # what has no probability stays so
     new /= new.sum()
-    labelled, mine, strange = p[rows], decisions.actions[rows], decisions.unfamiliar[rows]
+    labelled, mine, strange = (
+        p[rows],
+        decisions.actions[rows],
+        decisions.unfamiliar[rows],
+    )
     fold = np.random.default_rng(0).permutation(len(rows)) % FOLDS
     outside = [fold != k for k in (*range(FOLDS), FOLDS)]  # the last one: all
-    fits = [_calibrator(labelled[each], targets[each], weights[each], served) for each in outside]
+    fits = [
+        _calibrator(labelled[each], targets[each], weights[each], served)
+        for each in outside
+    ]
     found, none = [], [None] * (FOLDS + 1)
     ways = ("prior", none, new), ("calibration", fits, served), ("both", fits, new)
     for name, calibrators, prior in ways:
-        chosen, (*each_own, final), priced = np.empty(len(rows), dtype=np.int64), calibrators, decider
+        chosen, (*each_own, final), priced = (
+            np.empty(len(rows), dtype=np.int64),
+            calibrators,
+            decider,
+        )
         if decider.budget is not None:
-            given = _decided(p, final, served, prior), np.ones(len(p)), decider.budget.shares, decisions.unfamiliar
+            given = (
+                _decided(p, final, served, prior),
+                np.ones(len(p)),
+                decider.budget.shares,
+                decisions.unfamiliar,
+            )
             priced = decider.replace(budget=budgets.priced(decider, *given))
         for k, own in enumerate(each_own):
-            chosen[fold == k] = priced.decide_probabilities(_decided(labelled[fold == k], own, served, prior))
+            chosen[fold == k] = priced.decide_probabilities(
+                _decided(labelled[fold == k], own, served, prior)
+            )
         chosen[strange] = mine[strange]  # handed over in any case
         gained = _gain(decider.utility, targets, mine, chosen, weights, len(ways))
         found.append(Revision(name, _composed(priced, final, served, prior), *gained))
@@ -262,18 +387,26 @@ def options(decider: Decider, decisions: Decided, rows: Indices, targets: Indice
 
 
 def _gain(
-    utility: Utility, targets: Indices, old: Indices, new: Indices, weights: Floats, tried: int
+    utility: Utility,
+    targets: Indices,
+    old: Indices,
+    new: Indices,
+    weights: Floats,
+    tried: int,
 ) -> tuple[float, Interval]:
-    """The mean gain of new actions, with an interval at the level of all options tried together (Bonferroni).
+    """The mean gain of new actions, with an interval at the level of all options tried
+    together (Bonferroni).
 
-    Few decisions change, and gains are skewed. What a changed decision may gain or lose at most is added, so that a
-    costly mistake counts before its class was seen.
+    Few decisions change, and gains are skewed. What a changed decision may gain or lose
+    at most is added, so that a costly mistake counts before its class was seen.
     """
     U, (before, after) = utility.matrix, np.unique([old, new], axis=1)
     possible = U[:, after] - U[:, before]
     ends = min(0.0, float(possible.min())), max(0.0, float(possible.max()))
     level = 1 - (1 - LEVEL) / tried
-    return bounded_mean(U[targets, new] - U[targets, old], weights, ends, level=level, more=STRICT)
+    return bounded_mean(
+        U[targets, new] - U[targets, old], weights, ends, level=level, more=STRICT
+    )
 
 
 def _served_prior(decider: Decider, targets: Indices, weights: Floats) -> Prior:
@@ -282,29 +415,54 @@ def _served_prior(decider: Decider, targets: Indices, weights: Floats) -> Prior:
     return np.bincount(targets, weights, len(decider.utility.classes)) / weights.sum()
 
 
-def _calibrator(p: Floats, targets: Indices, weights: Floats, served: Prior) -> Calibrator:
-    """A temperature, with biases where there are labels enough for them; both scale log p by one number."""
+def _calibrator(
+    p: Floats, targets: Indices, weights: Floats, served: Prior
+) -> Calibrator:
+    """A temperature, with biases where there are labels enough for them; both scale log
+    p by one number.
+    """
     name = "bias-corrected-temperature"
     effective = float(weights.sum() ** 2 / (weights @ weights))
-    name = name if effective >= np.polyval(SAMPLES_NEEDED[name], len(served)) else "temperature"
-    repeats = weights * effective / weights.sum()  # as much as the labels tell, not more
+    name = (
+        name
+        if effective >= np.polyval(SAMPLES_NEEDED[name], len(served))
+        else "temperature"
+    )
+    repeats = (
+        weights * effective / weights.sum()
+    )  # as much as the labels tell, not more
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return CALIBRATORS[name].fit(safe_log(p), targets, sample_weight=repeats, train_prior=served)
+        return CALIBRATORS[name].fit(
+            safe_log(p), targets, sample_weight=repeats, train_prior=served
+        )
 
 
 def _decided(p: Floats, own: Calibrator | None, served: Prior, prior: Prior) -> Floats:
     carried = served if own is None or own.prior is None else np.array(own.prior)
-    return corrected(p if own is None else own.apply(safe_log(p)), prior / np.maximum(carried, TINY))
+    return corrected(
+        p if own is None else own.apply(safe_log(p)), prior / np.maximum(carried, TINY)
+    )
 
 
-def _composed(decider: Decider, own: Calibrator | None, served: Prior, prior: Prior) -> Decider:
+def _composed(
+    decider: Decider, own: Calibrator | None, served: Prior, prior: Prior
+) -> Decider:
     """The calibrator on top of the served probabilities, as one map of the scores."""
     weight, bias, power = _affine(decider)
     scale, shift = (1.0, 0.0) if own is None else own.as_affine()
     carried = served if own is None or own.prior is None else np.array(own.prior)
-    fitted = MatrixScaling(weight * scale, bias * scale + shift, tuple(carried.tolist()), power)
+    fitted = MatrixScaling(
+        weight * scale, bias * scale + shift, tuple(carried.tolist()), power
+    )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sets of coverage are left out: they promise nothing for other probabilities
-        changes: dict[str, Any] = {"fitted": fitted, "target_prior": prior, "budget": decider.budget, "joint": None}
+        warnings.simplefilter(
+            "ignore"
+        )  # sets of coverage are left out: they promise nothing for other probabilities
+        changes: dict[str, Any] = {
+            "fitted": fitted,
+            "target_prior": prior,
+            "budget": decider.budget,
+            "joint": None,
+        }
         return decider.replace(**changes, calibrated_on=None)

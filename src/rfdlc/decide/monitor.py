@@ -1,4 +1,6 @@
-"""Monitor: what decisions in service are still worth, estimated without labels, beside what held-out data promise."""
+"""Monitor: what decisions in service are still worth, estimated without labels, beside
+what held-out data promise.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,17 +24,27 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
 # False alarms per month of each test; together with UNSURE they are 5%.
-PRIOR, UTILITY, STRANGE, MISFIT = "class prior", "expected utility", "unfamiliar input", "more than label shift"
+PRIOR, UTILITY, STRANGE, MISFIT = (
+    "class prior",
+    "expected utility",
+    "unfamiliar input",
+    "more than label shift",
+)
 LEVELS = {PRIOR: 0.015, UTILITY: 0.01, STRANGE: 0.01, MISFIT: 0.005}
 BLOCK = 50  # samples that bets are settled for together
-BINS = 10  # of the largest probability, in which samples are compared with held-out ones
+BINS = (
+    10  # of the largest probability, in which samples are compared with held-out ones
+)
 RIDGE = 0.1  # of the correction of expected utilities for another class prior
-GIBBS = 1000  # samples of a window behind the draws of its prior; the estimate itself uses all
+# samples of a window behind the draws of its prior; the estimate itself uses all
+GIBBS = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Decided:
-    """Decided samples: corrected probabilities (N, C), actions (N,), which are unfamiliar (N,), times if known."""
+    """Decided samples: corrected probabilities (N, C), actions (N,), which are
+    unfamiliar (N,), times if known.
+    """
 
     utility: Utility
     probabilities: Floats
@@ -41,19 +53,33 @@ class Decided:
     times: NDArray[np.float64] | None = None  # seconds
 
     @classmethod
-    def of(cls, decider: Decider, scores: Any, *, logits: bool = False, times: Any = None) -> "Decided":
+    def of(
+        cls, decider: Decider, scores: Any, *, logits: bool = False, times: Any = None
+    ) -> "Decided":
         """What a decider decides for scores."""
         checked = decider.read(scores, logits)
         p = np.concatenate([p for _, p in decider.stream(checked)])
         found = decider.explain_probabilities(p, flags(decider, checked, p))
-        return cls(decider.utility, p.astype(np.float64), found.action, np.asarray(found.reason == UNFAMILIAR), times)
+        return cls(
+            decider.utility,
+            p.astype(np.float64),
+            found.action,
+            np.asarray(found.reason == UNFAMILIAR),
+            times,
+        )
 
     def __len__(self) -> int:
         return len(self.actions)
 
     def __getitem__(self, rows: Any) -> "Decided":
         times = None if self.times is None else self.times[rows]
-        return Decided(self.utility, self.probabilities[rows], self.actions[rows], self.unfamiliar[rows], times)
+        return Decided(
+            self.utility,
+            self.probabilities[rows],
+            self.actions[rows],
+            self.unfamiliar[rows],
+            times,
+        )
 
     @cached_property
     def decided(self) -> Indices:
@@ -63,31 +89,43 @@ class Decided:
     @cached_property
     def expected(self) -> Floats:
         """The expected utility of each decision."""
-        return np.einsum("nc,nc->n", self.probabilities, self.utility.matrix.T[self.actions])
+        return np.einsum(
+            "nc,nc->n", self.probabilities, self.utility.matrix.T[self.actions]
+        )
 
     def handed_over(self) -> dict[str, NDArray[np.bool_]]:
         """Which samples were handed over, by reason."""
         away = self.decided < 0
-        return {EXPECTED_UTILITY: away & ~self.unfamiliar, UNFAMILIAR: away & self.unfamiliar}
+        return {
+            EXPECTED_UTILITY: away & ~self.unfamiliar,
+            UNFAMILIAR: away & self.unfamiliar,
+        }
 
     def by_class(self, weights: Floats, right: Floats) -> list[float | None]:
-        """The weighted mean of `right` (N,) over the samples decided for each class; None without samples."""
+        """The weighted mean of `right` (N,) over the samples decided for each class;
+        None without samples.
+        """
         kept, classes = self.decided >= 0, len(self.utility.classes)
         total = np.bincount(self.decided[kept], weights[kept], classes)
         hits = np.bincount(self.decided[kept], (weights * right)[kept], classes)
-        return [float(h / t) if t > 0 else None for h, t in zip(hits, total, strict=True)]
+        return [
+            float(h / t) if t > 0 else None for h, t in zip(hits, total, strict=True)
+        ]
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Held-out decisions with labels, weighted as if their classes had the prior that is decided for.
+    """Held-out decisions with labels, weighted as if their classes had the prior that
+    is decided for.
 
     Parameters
     ----------
     decisions : Decided
-        Of the held-out samples, by the same calibrator as new samples: what these are compared with.
+        Of the held-out samples, by the same calibrator as new samples: what these are
+        compared with.
     honest : Decided
-        Of the held-out samples, each calibrated without itself: what is compared with their labels.
+        Of the held-out samples, each calibrated without itself: what is compared with
+        their labels.
     targets : ndarray of shape (n_samples,)
         Their true classes.
     prior : ndarray of shape (n_classes,)
@@ -104,7 +142,12 @@ class Reference:
 
     @classmethod
     def fit(
-        cls, decider: Decider, scores: Any, targets: ArrayLike | None = None, *, logits: bool = False
+        cls,
+        decider: Decider,
+        scores: Any,
+        targets: ArrayLike | None = None,
+        *,
+        logits: bool = False,
     ) -> "Reference":
         """From held-out scores and labels, which may have calibrated the decider."""
         checked, y = decider.read_labelled(scores, targets, logits)
@@ -116,7 +159,11 @@ class Reference:
             p = out_of_fold(decider, checked, y).astype(np.float64)
             action = decider.explain_probabilities(p, decisions.unfamiliar).action
             honest = replace(decisions, probabilities=p, actions=action)
-        rates = () if decider.unfamiliar is None else tuple(decider.unfamiliar.rates.values())
+        rates = (
+            ()
+            if decider.unfamiliar is None
+            else tuple(decider.unfamiliar.rates.values())
+        )
         return cls(decisions, honest, y, prior, rates)
 
     @cached_property
@@ -124,7 +171,11 @@ class Reference:
         """Of the samples (N,), summing to one."""
         counts = np.bincount(self.targets, minlength=len(self.prior))
         weights: Floats = self.prior[self.targets] / counts[self.targets]
-        expect(weights.sum() > 0, "no held-out sample has a class of the prior that is decided for: give other data")
+        expect(
+            weights.sum() > 0,
+            "no held-out sample has a class of the prior that is decided for: give"
+            " other data",
+        )
         return weights / weights.sum()
 
     @property
@@ -150,29 +201,42 @@ class Reference:
 
     @cached_property
     def correction(self) -> Floats:
-        """h (C,): expected utility + h @ p has nearly the mean of the realised utility under any class prior.
+        """h (C,): expected utility + h @ p has nearly the mean of the realised utility
+        under any class prior.
 
-        Under label shift the mean utility is that of each class, u_y, weighted by the new prior. h solves
-        E[expected + h @ p | y] = u_y by ridge regression, with class-conditional means from the probabilities.
+        Under label shift the mean utility is that of each class, u_y, weighted by the
+        new prior. h solves E[expected + h @ p | y] = u_y by ridge regression, with
+        class-conditional means from the probabilities.
         """
         p, decisions = self.decisions.probabilities, self.decisions
         share = p * self.weights[:, None]
         total = np.maximum(share.sum(axis=0), LEAST)[:, None]
-        gained = (share * decisions.utility.matrix.T[decisions.actions]).sum(axis=0) / total[:, 0]
+        gained = (share * decisions.utility.matrix.T[decisions.actions]).sum(
+            axis=0
+        ) / total[:, 0]
         gap = gained - share.T @ decisions.expected / total[:, 0]
-        return np.asarray(np.linalg.solve(share.T @ p / total + RIDGE * np.eye(len(gap)), gap))
+        return np.asarray(
+            np.linalg.solve(share.T @ p / total + RIDGE * np.eye(len(gap)), gap)
+        )
 
     def signal(self, decisions: Decided) -> Floats:
         """What is watched for a drop in utility (N,)."""
         return decisions.expected + decisions.probabilities @ self.correction
 
     def promise_error(self, prior: Prior) -> float:
-        """The standard error of promised minus realised utility at another class prior."""
+        """The standard error of promised minus realised utility at another
+        class prior.
+        """
         ratio = prior / np.maximum(self.prior, LEAST)
         weights = self.weights * ratio[self.targets]
         values = self.honest.utility.matrix.T[self.honest.actions]
-        promised = np.einsum("nc,nc->n", corrected(self.honest.probabilities, ratio), values)
-        return float(np.sqrt(weights**2 @ (self.realised - promised) ** 2) / max(weights.sum(), LEAST))
+        promised = np.einsum(
+            "nc,nc->n", corrected(self.honest.probabilities, ratio), values
+        )
+        return float(
+            np.sqrt(weights**2 @ (self.realised - promised) ** 2)
+            / max(weights.sum(), LEAST)
+        )
 
     def values(self) -> dict[str, Any]:
         """What held-out data promise, under the names of `Window.to_dict`."""
@@ -185,7 +249,10 @@ class Reference:
             "expected_utility": float(weights @ decisions.expected),
             "realised_utility": utility,
             "realised_utility_interval": [utility - half, utility + half],
-            "handed_over": {why: float(weights @ each) for why, each in decisions.handed_over().items()},
+            "handed_over": {
+                why: float(weights @ each)
+                for why, each in decisions.handed_over().items()
+            },
             "unfamiliar": float(weights @ decisions.unfamiliar),
             "prior": self.prior.tolist(),
             "accuracy": decisions.by_class(weights, hits),
@@ -204,26 +271,58 @@ class Window:
     accuracy: list[float | None]  # expected, by decided class
     handed_over: dict[str, float]
     unfamiliar: float
-    misfit: float  # p-value: can label shift explain the most probable classes and their probabilities?
+    # p-value: can label shift explain the most probable classes and their
+    # probabilities?
+    misfit: float
     span: tuple[float, float] | None = None  # seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, ready for JSON."""
         low, high = self.estimate.interval()
-        names = ("first", "samples", "expected_utility", "accuracy", "handed_over", "unfamiliar", "misfit", "span")
-        table = {name: getattr(self, name) for name in names} | {"expected_utility_interval": list(self.interval)}
-        return table | {"prior": self.estimate.prior.tolist(), "prior_low": low.tolist(), "prior_high": high.tolist()}
+        names = (
+            "first",
+            "samples",
+            "expected_utility",
+            "accuracy",
+            "handed_over",
+            "unfamiliar",
+            "misfit",
+            "span",
+        )
+        table = {name: getattr(self, name) for name in names} | {
+            "expected_utility_interval": list(self.interval)
+        }
+        return table | {
+            "prior": self.estimate.prior.tolist(),
+            "prior_low": low.tolist(),
+            "prior_high": high.tolist(),
+        }
 
 
 def assess(reference: Reference, decisions: Decided, first: int = 0) -> Window:
-    """Estimate the class prior of decided samples, and from it what the decisions are worth."""
+    """Estimate the class prior of decided samples, and from it what the decisions are
+    worth.
+    """
     p, carried = decisions.probabilities, np.maximum(reference.prior, LEAST)
-    estimate = estimate_prior(p, carried, drawn=[p[np.linspace(0, len(p) - 1, min(GIBBS, len(p))).astype(np.int64)]])
-    moved, values = corrected(p, estimate.prior / carried), decisions.utility.matrix.T[decisions.actions]
+    estimate = estimate_prior(
+        p,
+        carried,
+        drawn=[p[np.linspace(0, len(p) - 1, min(GIBBS, len(p))).astype(np.int64)]],
+    )
+    moved, values = (
+        corrected(p, estimate.prior / carried),
+        decisions.utility.matrix.T[decisions.actions],
+    )
     each = np.einsum("nc,nc->n", moved, values)
-    chance = np.maximum(np.einsum("nc,nc->n", moved, values**2) - each**2, 0)  # rounding may leave less than 0
+    chance = np.maximum(
+        np.einsum("nc,nc->n", moved, values**2) - each**2, 0
+    )  # rounding may leave less than 0
     low, high = estimate.mean_interval(p, values, carried)
-    parts = (high - low) / 2, Z * np.sqrt(chance.sum()) / len(p), Z * reference.promise_error(estimate.prior)
+    parts = (
+        (high - low) / 2,
+        Z * np.sqrt(chance.sum()) / len(p),
+        Z * reference.promise_error(estimate.prior),
+    )
     middle, half = float(each.mean()), float(np.linalg.norm(parts))
     right = moved[np.arange(len(p)), np.maximum(decisions.decided, 0)]
     return Window(
@@ -236,15 +335,21 @@ def assess(reference: Reference, decisions: Decided, first: int = 0) -> Window:
         {why: float(rows.mean()) for why, rows in decisions.handed_over().items()},
         float(decisions.unfamiliar.mean()),
         label_shift_misfit(reference, p, estimate.prior),
-        None if decisions.times is None else (float(decisions.times[0]), float(decisions.times[-1])),
+        (
+            None
+            if decisions.times is None
+            else (float(decisions.times[0]), float(decisions.times[-1]))
+        ),
     )
 
 
 def label_shift_misfit(reference: Reference, p: Floats, prior: Prior) -> float:
-    """The p-value of a chi-squared test: new samples beside held-out ones that are weighted for another class prior.
+    """The p-value of a chi-squared test: new samples beside held-out ones that are
+    weighted for another class prior.
 
-    They are counted by the most probable class and its probability. Held-out samples are weighted by the likelihood
-    ratio of the estimated prior, so that a changed prior alone is not a misfit.
+    They are counted by the most probable class and its probability. Held-out samples
+    are weighted by the likelihood ratio of the estimated prior, so that a changed prior
+    alone is not a misfit.
     """
     held = reference.decisions.probabilities
     weights = reference.weights * (held @ (prior / np.maximum(reference.prior, LEAST)))
@@ -253,26 +358,44 @@ def label_shift_misfit(reference: Reference, p: Floats, prior: Prior) -> float:
     expected = np.bincount(of_held, weights, cells)
     observed = np.bincount(of_new, minlength=cells) / len(p)
     size = 1 / (1 / len(p) + weights @ weights)
-    statistic = size * ((observed - expected) ** 2 / np.maximum(expected, 1 / len(held))).sum()
+    statistic = (
+        size * ((observed - expected) ** 2 / np.maximum(expected, 1 / len(held))).sum()
+    )
     return float(gammaincc((cells - 1) / 2, statistic / 2))
 
 
 def _cells(held: Floats, p: Floats, weights: Floats) -> tuple[Indices, Indices, int]:
-    """The cells of held-out (N,) and of new samples (n,) that have about 1 / BINS of the weight each, and their number.
+    """The cells of held-out (N,) and of new samples (n,) that have about 1 / BINS of
+    the weight each, and their number.
 
-    Classes that are the most probable one of at least this share have cells of their own, by its probability; the
-    others share theirs.
+    Classes that are the most probable one of at least this share have cells of their
+    own, by its probability; the others share theirs.
     """
     classes = held.shape[1]
     owns = np.bincount(held.argmax(axis=1), weights, classes) >= 1 / BINS
-    groups = [np.where(owns[each.argmax(axis=1)], each.argmax(axis=1), classes) for each in (held, p)]
-    confidences, found, cells = [held.max(axis=1), p.max(axis=1)], [np.zeros(len(held), int), np.zeros(len(p), int)], 0
+    groups = [
+        np.where(owns[each.argmax(axis=1)], each.argmax(axis=1), classes)
+        for each in (held, p)
+    ]
+    confidences, found, cells = (
+        [held.max(axis=1), p.max(axis=1)],
+        [np.zeros(len(held), int), np.zeros(len(p), int)],
+        0,
+    )
     for group in np.unique(np.concatenate(groups)):
         own = np.flatnonzero(groups[0] == group)
         order = own[np.argsort(confidences[0][own], kind="stable")]
         sums = np.cumsum(weights[order])
-        ends = np.arange(1, round(sums[-1] * BINS)) / round(sums[-1] * BINS) * sums[-1] if len(own) else np.zeros(0)
-        edges = np.unique(confidences[0][order[np.minimum(np.searchsorted(sums, ends), len(order) - 1)]])
+        ends = (
+            np.arange(1, round(sums[-1] * BINS)) / round(sums[-1] * BINS) * sums[-1]
+            if len(own)
+            else np.zeros(0)
+        )
+        edges = np.unique(
+            confidences[0][
+                order[np.minimum(np.searchsorted(sums, ends), len(order) - 1)]
+            ]
+        )
         for side in (0, 1):
             rows = groups[side] == group
             found[side][rows] = cells + np.searchsorted(edges, confidences[side][rows])
@@ -281,7 +404,9 @@ def _cells(held: Floats, p: Floats, weights: Floats) -> tuple[Indices, Indices, 
 
 
 def misfit_level(per_month: int, samples: int) -> float:
-    """The p-value of windows of this size below which label shift does not explain one, at the false alarms a month."""
+    """The p-value of windows of this size below which label shift does not explain one,
+    at the false alarms a month.
+    """
     return LEVELS[MISFIT] / max(1.0, per_month / samples)
 
 
@@ -317,28 +442,57 @@ class Monitor:
     True
     """
 
-    def __init__(self, reference: Reference, *, per_month: int, window: int = 1000) -> None:
-        expect(per_month >= BLOCK, f"per_month is {per_month}: expected the samples of a month, at least {BLOCK}")
+    def __init__(
+        self, reference: Reference, *, per_month: int, window: int = 1000
+    ) -> None:
+        expect(
+            per_month >= BLOCK,
+            f"per_month is {per_month}: expected the samples of a month, at least"
+            f" {BLOCK}",
+        )
         self.reference, self.per_month, self.window = reference, per_month, window
         cost = float(np.log(per_month / BLOCK / LEVELS[PRIOR]))
         self._bets = PriorBets(reference.mean, reference.error, reference.size, cost)
-        shares = {PRIOR: self._bets.shares, UTILITY: np.ones(len(STAKES)), STRANGE: np.ones(len(STAKES))}
-        self.evidence = {name: Evidence(own, LEVELS[name], per_month) for name, own in shares.items()}
+        shares = {
+            PRIOR: self._bets.shares,
+            UTILITY: np.ones(len(STAKES)),
+            STRANGE: np.ones(len(STAKES)),
+        }
+        self.evidence = {
+            name: Evidence(own, LEVELS[name], per_month) for name, own in shares.items()
+        }
         self.misfit: int | None = None
-        far, matrix, weights = -float(ndtri(UNSURE)), reference.decisions.utility.matrix, reference.weights
+        far, matrix, weights = (
+            -float(ndtri(UNSURE)),
+            reference.decisions.utility.matrix,
+            reference.weights,
+        )
         signal = reference.signal(reference.decisions)
         promised = float(weights @ signal)
-        self._promised = promised - far * float(np.sqrt(weights**2 @ (signal - promised) ** 2))
-        self._most = max(float(matrix.max() + reference.correction.max()), self._promised + LEAST)
-        share = max(float(weights @ reference.decisions.unfamiliar), *reference.rates, LEAST)
-        self._strange = share + far * float(np.sqrt(share * (1 - share) / reference.size)) + 1 / reference.size
+        self._promised = promised - far * float(
+            np.sqrt(weights**2 @ (signal - promised) ** 2)
+        )
+        self._most = max(
+            float(matrix.max() + reference.correction.max()), self._promised + LEAST
+        )
+        share = max(
+            float(weights @ reference.decisions.unfamiliar), *reference.rates, LEAST
+        )
+        self._strange = (
+            share
+            + far * float(np.sqrt(share * (1 - share) / reference.size))
+            + 1 / reference.size
+        )
         self._waiting: Decided | None = None
         self._window: list[Floats] = []
 
     def update(self, decisions: Decided) -> "Monitor":
         """The next samples of the stream; bets are settled block by block."""
         if self._waiting is not None:
-            waiting, p = self._waiting, np.concatenate([self._waiting.probabilities, decisions.probabilities])
+            waiting, p = (
+                self._waiting,
+                np.concatenate([self._waiting.probabilities, decisions.probabilities]),
+            )
             actions = np.concatenate([waiting.actions, decisions.actions])
             strange = np.concatenate([waiting.unfamiliar, decisions.unfamiliar])
             decisions = Decided(decisions.utility, p, actions, strange)
@@ -350,32 +504,51 @@ class Monitor:
 
     @property
     def alarms(self) -> dict[str, int | None]:
-        return {name: own.alarm for name, own in self.evidence.items()} | {MISFIT: self.misfit}
+        return {name: own.alarm for name, own in self.evidence.items()} | {
+            MISFIT: self.misfit
+        }
 
     @property
     def trusted(self) -> bool:
-        """Whether label shift can explain what was seen: if not, estimates of prior and utility mean little."""
+        """Whether label shift can explain what was seen: if not, estimates of prior and
+        utility mean little.
+        """
         return self.alarms[STRANGE] is None and self.misfit is None
 
     def _settle(self, block: Decided) -> None:
         p = block.probabilities
         self.evidence[PRIOR].add(self._bets.factors(p))
-        self.evidence[UTILITY].add(mean_bets(-self.reference.signal(block), -self._promised, -self._most))
+        self.evidence[UTILITY].add(
+            mean_bets(-self.reference.signal(block), -self._promised, -self._most)
+        )
         if self.reference.rates:
-            self.evidence[STRANGE].add(mean_bets(block.unfamiliar.astype(np.float64), self._strange, 0.0))
+            self.evidence[STRANGE].add(
+                mean_bets(block.unfamiliar.astype(np.float64), self._strange, 0.0)
+            )
         self._window.append(p)
         if len(self._window) * BLOCK >= self.window:
             recent, self._window = np.concatenate(self._window), []
-            found = label_shift_misfit(self.reference, recent, self._bets.estimated(recent))
-            if self.misfit is None and found < misfit_level(self.per_month, len(recent)):
+            found = label_shift_misfit(
+                self.reference, recent, self._bets.estimated(recent)
+            )
+            if self.misfit is None and found < misfit_level(
+                self.per_month, len(recent)
+            ):
                 self.misfit = self.evidence[PRIOR].samples
 
 
-def lengths_needed(spans: Sequence[tuple[int, PriorEstimate]], prior: Prior) -> list[tuple[int, bool]]:
-    """By class, the shortest span of samples whose interval is at most as wide as the share itself, and if any is."""
+def lengths_needed(
+    spans: Sequence[tuple[int, PriorEstimate]], prior: Prior
+) -> list[tuple[int, bool]]:
+    """By class, the shortest span of samples whose interval is at most as wide as the
+    share itself, and if any is.
+    """
     found = []
     for c, share in enumerate(prior):
-        widths = [(size, e, np.ptp(np.quantile(e.draws[:, c], [0.025, 0.975]))) for size, e in spans]
+        widths = [
+            (size, e, np.ptp(np.quantile(e.draws[:, c], [0.025, 0.975])))
+            for size, e in spans
+        ]
         fits = [size for size, e, width in widths if width <= max(share, e.prior[c])]
         found.append((fits[0], True) if fits else (spans[-1][0], False))
     return found

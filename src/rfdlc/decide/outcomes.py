@@ -18,16 +18,34 @@ from rfdlc.decide.unfamiliar import handed_over
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
-PROBABILITY_COLUMNS = ("likeliest", "confidence", "certainty", "expected", "entropy", "brier", "nll")
+PROBABILITY_COLUMNS = (
+    "likeliest",
+    "confidence",
+    "certainty",
+    "expected",
+    "entropy",
+    "brier",
+    "nll",
+)
 ROUNDING = 1e-6  # of a sum of 32-bit probabilities
 SET_COLUMNS = ("covered", "set_size", "set_value")
-COLUMNS = ("targets", "actions", "decided", *PROBABILITY_COLUMNS, *SET_COLUMNS, "sample_groups")
-# What ranks samples for error detection, from the probabilities and the scores of a chunk; None if it needs others.
+COLUMNS = (
+    "targets",
+    "actions",
+    "decided",
+    *PROBABILITY_COLUMNS,
+    *SET_COLUMNS,
+    "sample_groups",
+)
+# What ranks samples for error detection, from the probabilities and the scores of a
+# chunk; None if it needs others.
 UNCERTAINTIES: dict[str, Callable[[Floats, Floats, bool], Floats] | None] = {
     "decision-probability": None,
     "max-probability": lambda p, values, logits: -p.max(axis=1),
     "entropy": lambda p, values, logits: uncertainty.entropy(p),
-    "mutual-information": lambda p, values, logits: uncertainty.disagreement(values, logits),
+    "mutual-information": lambda p, values, logits: uncertainty.disagreement(
+        values, logits
+    ),
     "evidential": lambda p, values, logits: uncertainty.evidential(values.mean(axis=0)),
     "own": None,
 }
@@ -55,22 +73,40 @@ class Outcomes:
     nll: Floats
     load_probabilities: Callable[[], Any]
     groups: Sequence[tuple[str, str]] = ()  # (true, decided) pairs of class groups
-    gaps: NDArray[np.float64] | None = None  # `classwise_gaps` of all samples; None for some of them
-    covered: NDArray[np.bool_] | None = None  # whether the set contains the true class; None without sets
+    gaps: NDArray[np.float64] | None = (
+        None  # `classwise_gaps` of all samples; None for some of them
+    )
+    covered: NDArray[np.bool_] | None = (
+        None  # whether the set contains the true class; None without sets
+    )
     set_size: Indices | None = None  # classes in the set
-    set_value: Floats | None = None  # what the set is worth for the true class, of sets by expected utility
-    sample_groups: Indices | None = None  # what samples belong to, such as a patient; None if they are independent
+    set_value: Floats | None = (
+        None  # what the set is worth for the true class, of sets by expected utility
+    )
+    sample_groups: Indices | None = (
+        None  # what samples belong to, such as a patient; None if they are independent
+    )
 
     @classmethod
     def of(
-        cls, utility: Utility, targets: Indices, actions: Indices, p: Floats | None = None, certainty: Any = None
+        cls,
+        utility: Utility,
+        targets: Indices,
+        actions: Indices,
+        p: Floats | None = None,
+        certainty: Any = None,
     ) -> "Outcomes":
-        """Outcomes of given decisions; without probabilities (N, C), metrics that need them raise a TypeError."""
+        """Outcomes of given decisions; without probabilities (N, C), metrics that need
+        them raise a TypeError.
+        """
         columns: dict[str, Any] = dict.fromkeys(PROBABILITY_COLUMNS)
         decided = utility.decided_class[actions]
         if p is not None:
             confidence, rows = p.max(axis=1).astype(np.float64), np.arange(len(p))
-            believed, true = np.where(decided < 0, confidence, p[rows, decided]), p[rows, targets]
+            believed, true = (
+                np.where(decided < 0, confidence, p[rows, decided]),
+                p[rows, targets],
+            )
             columns = {
                 "likeliest": p.argmax(axis=1),
                 "confidence": confidence,
@@ -81,7 +117,9 @@ class Outcomes:
                 "nll": metrics.nll(true),
                 "gaps": metrics.classwise_gaps(p, targets),
             }
-        return cls(utility, targets, actions, decided, **columns, load_probabilities=lambda: p)
+        return cls(
+            utility, targets, actions, decided, **columns, load_probabilities=lambda: p
+        )
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -108,7 +146,9 @@ class Outcomes:
 
     @cached_property
     def gap(self) -> NDArray[np.float64]:
-        """Promised minus realised utility; what rounding of probabilities in 32 bits leaves of 0 is 0."""
+        """Promised minus realised utility; what rounding of probabilities in 32 bits
+        leaves of 0 is 0.
+        """
         return without_rounding(self.expected - self.realised, self.utility)
 
     @property
@@ -123,50 +163,94 @@ class Outcomes:
 
     @cached_property
     def probabilities(self) -> Floats:
-        """Combined, calibrated and prior-corrected probabilities (N, C), computed on first use."""
+        """Combined, calibrated and prior-corrected probabilities (N, C), computed on
+        first use.
+        """
         return np.asarray(self.load_probabilities())
 
     def take(self, rows: Indices) -> "Outcomes":
         """The outcomes of some samples, repeated where `rows` repeats them."""
-        columns = {name: getattr(self, name)[rows] for name in COLUMNS if getattr(self, name) is not None}
-        return replace(self, **columns, load_probabilities=lambda: self.probabilities[rows], gaps=None)
+        columns = {
+            name: getattr(self, name)[rows]
+            for name in COLUMNS
+            if getattr(self, name) is not None
+        }
+        return replace(
+            self,
+            **columns,
+            load_probabilities=lambda: self.probabilities[rows],
+            gaps=None,
+        )
 
 
 def observe(
-    scores: Scores, y: Indices, decider: Decider, kind: str = "decision-probability", *, batch: bool = True
+    scores: Scores,
+    y: Indices,
+    decider: Decider,
+    kind: str = "decision-probability",
+    *,
+    batch: bool = True,
 ) -> Outcomes:
     """Decide scores, chunk by chunk; `kind` is the uncertainty that ranks samples.
 
-    They are one `batch`, which keeps to a budget exactly, or some of many, which go by its prices.
+    They are one `batch`, which keeps to a budget exactly, or some of many, which go by
+    its prices.
     """
-    needs = "uncertainty 'evidential' needs logits, but these are probabilities: choose another"
+    needs = (
+        "uncertainty 'evidential' needs logits, but these are probabilities: choose"
+        " another"
+    )
     expect(scores.logits or kind != "evidential", needs)
     rank, parts, rng = UNCERTAINTIES[kind], [], np.random.default_rng(0)
     shared = batch and decider.budget is not None
-    limited = handed_over(decider, scores, batch)[0] if shared or decider.unfamiliar is not None else None
+    limited = (
+        handed_over(decider, scores, batch)[0]
+        if shared or decider.unfamiliar is not None
+        else None
+    )
     for rows, p in decider.stream(scores):
         actions = decider.decide_probabilities(p) if limited is None else limited[rows]
-        certainty = None if rank is None else -rank(p, scores.values[:, rows], scores.logits)
+        certainty = (
+            None if rank is None else -rank(p, scores.values[:, rows], scores.logits)
+        )
         found = Outcomes.of(decider.utility, y[rows], actions, p, certainty)
         if decider.sets is not None:
             sets = decider.sets.members(p, decider.utility, rng)
-            found = replace(found, covered=sets[np.arange(len(p)), y[rows]], set_size=sets.sum(axis=1))
+            found = replace(
+                found,
+                covered=sets[np.arange(len(p)), y[rows]],
+                set_size=sets.sum(axis=1),
+            )
             if isinstance(decider.sets, SetUtility):
-                found = replace(found, set_value=decider.sets.realised(sets, p, y[rows], decider.utility))
+                found = replace(
+                    found,
+                    set_value=decider.sets.realised(sets, p, y[rows], decider.utility),
+                )
         parts.append(found)
-    joined = _joined(parts, lambda: np.concatenate([p for _, p in decider.stream(scores)]))
+    joined = _joined(
+        parts, lambda: np.concatenate([p for _, p in decider.stream(scores)])
+    )
     return replace(joined, sample_groups=scores.groups)
 
 
 def _joined(parts: Sequence[Outcomes], load: Callable[[], Any]) -> Outcomes:
     names = [name for name in COLUMNS if getattr(parts[0], name) is not None]
-    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in names
+    }
     gaps = np.sum([part.gaps for part in parts if part.gaps is not None], axis=0)
     return Outcomes(parts[0].utility, **columns, load_probabilities=load, gaps=gaps)
 
 
-def cross_fitted(predictions: Any, decider: Decider, *, folds: int = 5, balanced: bool = False) -> Outcomes:
-    """Outcomes of held-out samples, each decided with a calibration that was fitted without it and its group."""
+def cross_fitted(
+    predictions: Any, decider: Decider, *, folds: int = 5, balanced: bool = False
+) -> Outcomes:
+    """Outcomes of held-out samples, each decided with a calibration that was fitted
+    without it and its group.
+    """
     scores, y = decider.read_labelled(predictions, None)
     p = out_of_fold(decider, scores, y, folds=folds, balanced=balanced)
-    return replace(Outcomes.of(decider.utility, y, decider.decide_probabilities(p), p), sample_groups=scores.groups)
+    return replace(
+        Outcomes.of(decider.utility, y, decider.decide_probabilities(p), p),
+        sample_groups=scores.groups,
+    )

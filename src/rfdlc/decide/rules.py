@@ -1,4 +1,6 @@
-"""Decision rules: each maps probabilities (n, C) to a gain per action (n, A); the largest gain is chosen."""
+"""Decision rules: each maps probabilities (n, C) to a gain per action (n, A); the
+largest gain is chosen.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,29 +16,44 @@ from rfdlc.decide.scores import Floats, safe_log
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
-# Why a sample was handed over, or was not although that is worth more than the best class.
-EXPECTED_UTILITY, OVER_BUDGET, UNFAMILIAR = "expected utility", "over budget", "unfamiliar"
+# Why a sample was handed over, or was not although that is worth more than the best
+# class.
+EXPECTED_UTILITY, OVER_BUDGET, UNFAMILIAR = (
+    "expected utility",
+    "over budget",
+    "unfamiliar",
+)
 NONE = 255  # an index of no action
-TIE = 4  # rounding errors, relative to the largest difference between utilities: gains that are closer are equal
+# rounding errors, relative to the largest difference between utilities: gains that are
+# closer are equal
+TIE = 4
 Gain = Callable[[Floats], Floats]
-Rule = Callable[[Utility, Prior | None], Gain]  # the prior (C,) is the correction p(y) ratio(y) still to be applied
+Rule = Callable[
+    [Utility, Prior | None], Gain
+]  # the prior (C,) is the correction p(y) ratio(y) still to be applied
 
 
 def largest(gains: Floats) -> Indices:
-    """The one arg max of the library: for each sample the first action, in the order of the utility, of those tied."""
+    """The one arg max of the library: for each sample the first action, in the order of
+    the utility, of those tied.
+    """
     if gains.flags.c_contiguous or gains.shape[1] > NONE:
         return np.asarray(gains.argmax(axis=1))
     top, first = gains.max(axis=1), np.full(len(gains), NONE, np.uint8)
-    for place, column in enumerate(gains.T):  # a pass over each column, several times as fast as numpy's arg max
+    for place, column in enumerate(
+        gains.T
+    ):  # a pass over each column, several times as fast as numpy's arg max
         other = np.not_equal(column, top).view(np.uint8)
         np.minimum(first, np.negative(other, out=other) | np.uint8(place), out=first)
     return first.astype(np.intp)
 
 
 def product(p: Floats, matrix: Floats) -> Floats:
-    """p @ matrix, with the memory layout of p: by rows, or by columns as tables are stored.
+    """p @ matrix, with the memory layout of p: by rows, or by columns as tables are
+    stored.
 
-    A single row would be another product of BLAS, whose rounding differs: a sample has one result, in any batch.
+    A single row would be another product of BLAS, whose rounding differs: a sample has
+    one result, in any batch.
     """
     rows = p if len(p) > 1 else np.repeat(p, 2, axis=0)
     found = rows @ matrix if rows.flags.c_contiguous else (matrix.T @ rows.T).T
@@ -45,7 +62,9 @@ def product(p: Floats, matrix: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why each sample was decided as it was: arrays of shape (n_samples,), actions as indices into `actions`."""
+    """Why each sample was decided as it was: arrays of shape (n_samples,), actions as
+    indices into `actions`.
+    """
 
     actions: tuple[str, ...]
     action: Indices
@@ -54,22 +73,40 @@ class Explanation:
     runner_up_value: Floats
     argmax: Indices  # the most probable class
     probability: Floats  # of that class
-    reason: NDArray[np.str_]  # of a hand-over, or why a sample that is worth handing over was kept; "" otherwise
-    sets: NDArray[np.bool_] | None = None  # which classes are in the set of each sample (n_samples, C)
+    reason: NDArray[
+        np.str_
+        # of a hand-over, or why a sample that is worth handing over was kept; ""
+        # otherwise
+    ]
+    sets: NDArray[np.bool_] | None = (
+        None  # which classes are in the set of each sample (n_samples, C)
+    )
 
     def __len__(self) -> int:
         return len(self.action)
 
 
 def explained(
-    utility: Utility, gains: Floats, p: Floats, chosen: Indices | None = None, unfamiliar: Any = None, *,
-    limited: bool = False, value: Callable[[Indices], Floats] | None = None,
-) -> tuple[NDArray[Any], ...]:  # fmt: skip
-    """The columns of an Explanation, from gains (n, A), corrected probabilities (n, C) and chosen actions if known.
+    utility: Utility,
+    gains: Floats,
+    p: Floats,
+    chosen: Indices | None = None,
+    unfamiliar: Any = None,
+    *,
+    limited: bool = False,
+    value: Callable[[Indices], Floats] | None = None,
+) -> tuple[NDArray[Any], ...]:
+    """The columns of an Explanation, from gains (n, A), corrected probabilities (n, C)
+    and chosen actions if known.
 
-    `value` gives the expected utility of an action for each sample, where it is known without a product in 64 bits.
+    `value` gives the expected utility of an action for each sample, where it is known
+    without a product in 64 bits.
     """
-    rows, top, handing = np.arange(len(p)), largest(p), bool((utility.decided_class < 0).any())
+    rows, top, handing = (
+        np.arange(len(p)),
+        largest(p),
+        bool((utility.decided_class < 0).any()),
+    )
     first = largest(gains) if chosen is None else chosen
     others = gains.copy()
     others[rows, first] = -np.inf
@@ -82,65 +119,103 @@ def explained(
 
 
 def reasons(
-    utility: Utility, values: Floats, chosen: Indices, unfamiliar: Any = None, *, limited: bool
+    utility: Utility,
+    values: Floats,
+    chosen: Indices,
+    unfamiliar: Any = None,
+    *,
+    limited: bool,
 ) -> NDArray[np.str_]:
-    """Why each sample is handed over or, where a budget applies (`limited`), kept although that is not best."""
+    """Why each sample is handed over or, where a budget applies (`limited`), kept
+    although that is not best.
+    """
     handing = utility.decided_class < 0
-    best = np.where(handing, values, -np.inf).max(axis=1) > np.where(handing, -np.inf, values).max(axis=1)
-    reason = np.where(handing[chosen], EXPECTED_UTILITY, np.where(best & limited, OVER_BUDGET, ""))
+    best = np.where(handing, values, -np.inf).max(axis=1) > np.where(
+        handing, -np.inf, values
+    ).max(axis=1)
+    reason = np.where(
+        handing[chosen], EXPECTED_UTILITY, np.where(best & limited, OVER_BUDGET, "")
+    )
     return reason if unfamiliar is None else np.where(unfamiliar, UNFAMILIAR, reason)
 
 
 def corrected(p: Floats, ratio: Prior | None, scaled: bool = True) -> Floats:
-    """Probabilities (n, C) times the ratio (C,), each row summing to one if `scaled`."""
+    """Probabilities (n, C) times the ratio (C,), each row summing to one if
+    `scaled`.
+    """
     moved = p if ratio is None else p * ratio.astype(p.dtype)
     return moved / moved.sum(axis=1, keepdims=True) if scaled else moved
 
 
 def _expected_utility(utility: Utility, ratio: Prior | None) -> Gain:
-    """sum_y U[y, d] p(y): with p(y) proportional to q(y) ratio(y), the correction belongs to the rows of U.
+    """sum_y U[y, d] p(y): with p(y) proportional to q(y) ratio(y), the correction
+    belongs to the rows of U.
 
-    A value that all actions of a row share decides nothing and is left out: in 32 bits it would cost the digits in
-    which they differ.
+    A value that all actions of a row share decides nothing and is left out: in 32 bits
+    it would cost the digits in which they differ.
     """
-    return _linear(utility.matrix - _shared(utility)[:, None], ratio, float(np.ptp(utility.matrix, axis=1).max()))
+    return _linear(
+        utility.matrix - _shared(utility)[:, None],
+        ratio,
+        float(np.ptp(utility.matrix, axis=1).max()),
+    )
 
 
 def _shared(utility: Utility) -> Floats:
-    """What all actions have in common for each true class (C,): 0, unless all are positive or all negative."""
+    """What all actions have in common for each true class (C,): 0, unless all are
+    positive or all negative.
+    """
     return np.clip(0, utility.matrix.min(axis=1), utility.matrix.max(axis=1))
 
 
-def value_of(utility: Utility, ratio: Prior | None) -> Callable[[Floats, Floats, Indices], Floats]:
-    """Expected utilities (n,) from p (n, C), its gains (n, A) by the rule `expected-utility`, and actions (n,).
+def value_of(
+    utility: Utility, ratio: Prior | None
+) -> Callable[[Floats, Floats, Indices], Floats]:
+    """Expected utilities (n,) from p (n, C), its gains (n, A) by the rule
+    `expected-utility`, and actions (n,).
 
-    The sum over classes is that of the gains, so that nothing has to be multiplied again.
+    The sum over classes is that of the gains, so that nothing has to be multiplied
+    again.
     """
     weights = np.ones(len(utility.classes)) if ratio is None else ratio
     common = weights * _shared(utility)
 
     def value(p: Floats, gains: Floats, action: Indices) -> Floats:
-        own = np.take_along_axis(gains, action[:, None], axis=1)[:, 0].astype(np.float64)
+        own = np.take_along_axis(gains, action[:, None], axis=1)[:, 0].astype(
+            np.float64
+        )
         if common.any():
-            own += product(p.astype(np.float64), np.stack([common, common], axis=1))[:, 0]
-        return np.asarray(own / product(p, np.stack([weights, weights], axis=1).astype(p.dtype))[:, 0])
+            own += product(p.astype(np.float64), np.stack([common, common], axis=1))[
+                :, 0
+            ]
+        return np.asarray(
+            own / product(p, np.stack([weights, weights], axis=1).astype(p.dtype))[:, 0]
+        )
 
     return value
 
 
 def _argmax(utility: Utility, ratio: Prior | None) -> Gain:
     complete = bool((utility.class_action >= 0).all())
-    expect(complete, "rule 'argmax' decides for a class: expected a utility with an action for every class")
-    matrix = np.tile(np.where(utility.decided_class < 0, -1.0, 0.0), (len(utility.classes), 1))  # below any probability
+    expect(
+        complete,
+        "rule 'argmax' decides for a class: expected a utility with an action for every"
+        " class",
+    )
+    matrix = np.tile(
+        np.where(utility.decided_class < 0, -1.0, 0.0), (len(utility.classes), 1)
+    )  # below any probability
     matrix[np.arange(len(utility.classes)), utility.class_action] = 1.0
     return _linear(matrix, ratio, 1.0)
 
 
 def _linear(matrix: Floats, ratio: Prior | None, spread: float) -> Gain:
-    """sum_y M[y, d] q(y) ratio(y); in 64 bits, gains that differ from the largest by rounding alone are set to it.
+    """sum_y M[y, d] q(y) ratio(y); in 64 bits, gains that differ from the largest by
+    rounding alone are set to it.
 
-    `spread` is the largest difference between two actions. Numbers that people write come in 64 bits; in 32 bits come
-    those of networks, which are never tied but by chance: for millions of them the comparison would cost a quarter.
+    `spread` is the largest difference between two actions. Numbers that people write
+    come in 64 bits; in 32 bits come those of networks, which are never tied but by
+    chance: for millions of them the comparison would cost a quarter.
     """
     of_type = cache((matrix if ratio is None else matrix * ratio[:, None]).astype)
 
@@ -148,8 +223,13 @@ def _linear(matrix: Floats, ratio: Prior | None, spread: float) -> Gain:
         gains = product(p, of_type(p.dtype))
         if p.dtype != np.float64:
             return gains
-        top, near = gains.max(axis=1, keepdims=True), TIE * spread * np.finfo(p.dtype).eps
-        tied = gains >= top - (near if ratio is None else near * (p @ ratio.astype(p.dtype))[:, None])
+        top, near = (
+            gains.max(axis=1, keepdims=True),
+            TIE * spread * np.finfo(p.dtype).eps,
+        )
+        tied = gains >= top - (
+            near if ratio is None else near * (p @ ratio.astype(p.dtype))[:, None]
+        )
         if np.count_nonzero(tied) > len(p):
             np.copyto(gains, top, where=tied)
         return gains
@@ -162,14 +242,19 @@ def _paper_eq12(utility: Utility, ratio: Prior | None) -> Gain:
 
 
 def _cobb(utility: Utility, ratio: Prior | None) -> Gain:
-    shifted = utility.matrix - utility.matrix.min() + 1  # in 64 bits: in 32 a wide range would cost what differs
+    shifted = (
+        utility.matrix - utility.matrix.min() + 1
+    )  # in 64 bits: in 32 a wide range would cost what differs
     return lambda p: np.log(corrected(p, ratio).astype(np.float64) @ shifted)
 
 
 RULES: dict[str, Rule] = {"expected-utility": _expected_utility, "argmax": _argmax}
 RULES |= {"paper-eq12": _paper_eq12, "cobb": _cobb}
 WARNINGS = {
-    "paper-eq12": "rule 'paper-eq12' is the paper's Eq. 12 as printed, kept to rerun the paper: log p <= 0, so a "
-    "negative utility times log p is a reward, and the rule prefers the action with the most penalties; "
-    "use 'expected-utility' for decisions"
+    "paper-eq12": (
+        "rule 'paper-eq12' is the paper's Eq. 12 as printed, kept to rerun the paper:"
+        " log p <= 0, so a negative utility times log p is a reward, and the rule"
+        " prefers the action with the most penalties; use 'expected-utility' for"
+        " decisions"
+    )
 }

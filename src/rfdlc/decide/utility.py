@@ -19,14 +19,19 @@ from rfdlc.tables import CsvFile, escaped, is_number, number
 ABSTAIN = "abstain"
 LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
 SHOWN_CLASSES = 12  # a larger matrix is summarised when printed
-SIMILAR, MOST_COMPARED = 0.8, 20  # similarity of names that suggests a misspelling; actions that are compared
+SIMILAR, MOST_COMPARED = (
+    0.8,
+    20,
+)  # similarity of names that suggests a misspelling; actions that are compared
 
 
 class Utility:
-    """What each action is worth for each true class: a matrix U[true, action] with names on both axes.
+    """What each action is worth for each true class: a matrix U[true, action] with
+    names on both axes.
 
-    An action with the name of a class decides for that class; any other action (`abstain`, `call a doctor`) hands the
-    sample over. Values are on any scale: only differences within a row matter to a decision.
+    An action with the name of a class decides for that class; any other action
+    (`abstain`, `call a doctor`) hands the sample over. Values are on any scale: only
+    differences within a row matter to a decision.
 
     Parameters
     ----------
@@ -35,7 +40,8 @@ class Utility:
     classes : Classes or sequence of str, optional
         One per row; numbered by default.
     actions : sequence of str, optional
-        One per column; by default the classes, and `abstain` if there is one more column.
+        One per column; by default the classes, and `abstain` if there is one more
+        column.
 
     Raises
     ------
@@ -53,7 +59,10 @@ class Utility:
     """
 
     def __init__(
-        self, matrix: ArrayLike, classes: Classes | Sequence[str] | None = None, actions: Sequence[str] | None = None
+        self,
+        matrix: ArrayLike,
+        classes: Classes | Sequence[str] | None = None,
+        actions: Sequence[str] | None = None,
     ) -> None:
         if hasattr(matrix, "columns") and hasattr(matrix, "index"):
             classes = _frame_names(matrix.index, classes, "rows")
@@ -62,19 +71,34 @@ class Utility:
         self.classes = as_classes(len(values) if classes is None else classes)
         count, columns = len(self.classes), values.shape[1]
         rows = len(values)
-        expect(rows == count, f"utility has {rows} rows but there are {count} classes: expected one row per class")
+        expect(
+            rows == count,
+            f"utility has {rows} rows but there are {count} classes: expected one row"
+            " per class",
+        )
         if actions is None:
-            actions = [*self.classes.names, ABSTAIN][:columns] if columns in (count, count + 1) else []
+            actions = (
+                [*self.classes.names, ABSTAIN][:columns]
+                if columns in (count, count + 1)
+                else []
+            )
         self.actions = tuple(str(name) for name in actions)
         expect(
             len(self.actions) == columns,
-            f"utility has {columns} columns for {count} classes: expected one column per class (and one more to "
-            f"abstain), or the names of {columns} actions; got {len(self.actions)} names",
+            f"utility has {columns} columns for {count} classes: expected one column"
+            f" per class (and one more to abstain), or the names of {columns} actions;"
+            f" got {len(self.actions)} names",
         )
         for name in repeated(self.actions):
-            raise InputError(f"action {name!r} appears more than once; action names must differ")
+            raise InputError(
+                f"action {name!r} appears more than once; action names must differ"
+            )
         odd = [name for name in self.actions if CONTROL.search(name)]
-        expect(not odd, f"action names must be text without control characters, but {listing(map(ascii, odd))} is not")
+        expect(
+            not odd,
+            "action names must be text without control characters, but"
+            f" {listing(map(ascii, odd))} is not",
+        )
         _warn_of_missing_actions(self.actions, self.classes.names)
         self.matrix = values
 
@@ -85,65 +109,122 @@ class Utility:
         return cls(np.eye(len(classes)), classes)
 
     @classmethod
-    def tail_sensitive(cls, classes: Classes, penalty: float = -1.0, *, by_rank: bool = False) -> "Utility":
-        """One-hot, with `penalty` where the decided class is strictly more frequent than the true one.
+    def tail_sensitive(
+        cls, classes: Classes, penalty: float = -1.0, *, by_rank: bool = False
+    ) -> "Utility":
+        """One-hot, with `penalty` where the decided class is strictly more frequent
+        than the true one.
 
-        Classes of equal count have no penalty either way. `by_rank` takes the paper's strict order instead:
-        of two classes with equal counts the earlier one counts as more frequent.
+        Classes of equal count have no penalty either way. `by_rank` takes the paper's
+        strict order instead: of two classes with equal counts the earlier one counts as
+        more frequent.
         """
-        expect(penalty <= 0, f"penalty {penalty} is not a loss: expected 0 or less, such as -1")
+        expect(
+            penalty <= 0,
+            f"penalty {penalty} is not a loss: expected 0 or less, such as -1",
+        )
         order = -classes.rank if by_rank else classes.count_array
-        return cls(np.eye(len(classes)) + np.where(order[None, :] > order[:, None], penalty, 0.0), classes)
+        return cls(
+            np.eye(len(classes))
+            + np.where(order[None, :] > order[:, None], penalty, 0.0),
+            classes,
+        )
 
     @classmethod
-    def class_sensitive(cls, classes: Classes | Sequence[str], penalties: Mapping[tuple[str, str], float]) -> "Utility":
-        """One-hot, with a penalty for each named pair (true class, decided class): `{("bird", "airplane"): -1}`."""
+    def class_sensitive(
+        cls,
+        classes: Classes | Sequence[str],
+        penalties: Mapping[tuple[str, str], float],
+    ) -> "Utility":
+        """One-hot, with a penalty for each named pair (true class, decided class):
+        `{("bird", "airplane"): -1}`.
+        """
         classes = as_classes(classes)
         matrix = np.eye(len(classes))
         for pair, penalty in penalties.items():
             row, column = classes.encode(list(pair), "class")
-            expect(row != column, f"a penalty for the right decision {pair[0]!r}: expected two different classes")
+            expect(
+                row != column,
+                f"a penalty for the right decision {pair[0]!r}: expected two different"
+                " classes",
+            )
             matrix[row, column] = penalty
         return cls(matrix, classes)
 
     @classmethod
     def group_sensitive(
-        cls, classes: Classes, true: str | Sequence[str], decided: str | Sequence[str], penalty: float = -1.0
+        cls,
+        classes: Classes,
+        true: str | Sequence[str],
+        decided: str | Sequence[str],
+        penalty: float = -1.0,
     ) -> "Utility":
-        """One-hot, with `penalty` where a class of a group (name, class or list) is decided as one of another."""
-        expect(penalty <= 0, f"penalty {penalty} is not a loss: expected 0 or less, such as -1")
+        """One-hot, with `penalty` where a class of a group (name, class or list) is
+        decided as one of another.
+        """
+        expect(
+            penalty <= 0,
+            f"penalty {penalty} is not a loss: expected 0 or less, such as -1",
+        )
         rows, columns = classes.members(true), classes.members(decided)
         common = classes.select(np.intersect1d(rows, columns))
-        expect(not common, f"groups overlap in {listing(common)}: expected two disjoint groups")
+        expect(
+            not common,
+            f"groups overlap in {listing(common)}: expected two disjoint groups",
+        )
         matrix = np.eye(len(classes))
         matrix[np.ix_(rows, columns)] = penalty
         return cls(matrix, classes)
 
     @classmethod
     def from_costs(
-        cls, costs: ArrayLike | Path, classes: Classes | Sequence[str] | None = None,
+        cls,
+        costs: ArrayLike | Path,
+        classes: Classes | Sequence[str] | None = None,
         actions: Sequence[str] | None = None,
-    ) -> "Utility":  # fmt: skip
-        """A cost matrix [true, action], or its CSV file (which names the actions), turned into a utility: U = -cost."""
+    ) -> "Utility":
+        """A cost matrix [true, action], or its CSV file (which names the actions),
+        turned into a utility: U = -cost.
+        """
         if isinstance(costs, str | Path):
-            expect(actions is None, f"{costs} names its actions: leave out actions={actions!r}")
-            given = cls.read_csv(costs, None if classes is None else as_classes(classes))
+            expect(
+                actions is None,
+                f"{costs} names its actions: leave out actions={actions!r}",
+            )
+            given = cls.read_csv(
+                costs, None if classes is None else as_classes(classes)
+            )
         else:
             given = cls(costs, classes, actions)
         return cls(-given.matrix + 0.0, given.classes, given.actions)
 
     def with_abstain(self, value: float | ArrayLike, name: str = ABSTAIN) -> "Utility":
-        """Add an action that hands the sample over: worth `value` whatever is true, or one value per class."""
+        """Add an action that hands the sample over: worth `value` whatever is true, or
+        one value per class.
+        """
         count, values = len(self.classes), np.asarray(value, dtype=float)
         new = name not in self.actions
-        expect(new, f"utility has an action {name!r} already: leave the new one out, or give it another name")
+        expect(
+            new,
+            f"utility has an action {name!r} already: leave the new one out, or give it"
+            " another name",
+        )
         fits = values.ndim < 2 and values.size in (1, count)
-        expect(fits, f"abstain has {values.size} values: expected one number, or one per class ({count})")
+        expect(
+            fits,
+            f"abstain has {values.size} values: expected one number, or one per class"
+            f" ({count})",
+        )
         column = np.broadcast_to(values.reshape(-1), count)
-        return Utility(np.column_stack([self.matrix, column]), self.classes, [*self.actions, name])
+        return Utility(
+            np.column_stack([self.matrix, column]), self.classes, [*self.actions, name]
+        )
 
-    def with_expert(self, name: str, *, confusion: ArrayLike, cost: float | ArrayLike = 0.0) -> "Utility":
-        """Add an action that asks somebody who may be wrong, and then decides for the class of the answer.
+    def with_expert(
+        self, name: str, *, confusion: ArrayLike, cost: float | ArrayLike = 0.0
+    ) -> "Utility":
+        """Add an action that asks somebody who may be wrong, and then decides for the
+        class of the answer.
 
         It is worth `sum_answer confusion[true, answer] U[true, answer] - cost`.
 
@@ -152,10 +233,11 @@ class Utility:
         name : str
             Name of the action.
         confusion : array-like of shape (n_classes, n_classes), or float
-            P(answer | true class), each row summing to 1; or the probability of a right answer, with mistakes spread
-            evenly over the other classes.
+            P(answer | true class), each row summing to 1; or the probability of a right
+            answer, with mistakes spread evenly over the other classes.
         cost : float or array-like of shape (n_classes,)
-            What an answer costs, on the scale of the utility; one number, or one per true class.
+            What an answer costs, on the scale of the utility; one number, or one per
+            true class.
 
         Examples
         --------
@@ -165,61 +247,105 @@ class Utility:
         """
         count, own = len(self.classes), self.class_action
         absent = self.classes.select(np.flatnonzero(own < 0))
-        expect(not absent, f"expert {name!r} may answer {listing(absent)}, but no action decides for it: add one")
+        expect(
+            not absent,
+            f"expert {name!r} may answer {listing(absent)}, but no action decides for"
+            " it: add one",
+        )
         try:
             given, costs = np.array(confusion, dtype=float), np.array(cost, dtype=float)
         except (TypeError, ValueError) as error:
-            raise InputError(f"expert {name!r}: confusion and cost must be numbers ({error})") from None
+            raise InputError(
+                f"expert {name!r}: confusion and cost must be numbers ({error})"
+            ) from None
         if given.ndim == 0:
-            given = np.where(np.eye(count, dtype=bool), given, (1 - given) / max(1, count - 1))
-        expected = f"expected ({count}, {count}), P(answer | true class), or the share of right answers"
-        expect(given.shape == (count, count), f"confusion of expert {name!r} has shape {given.shape}: {expected}")
-        wrong = np.flatnonzero(~((given >= 0).all(axis=1) & (np.abs(given.sum(axis=1) - 1) <= SUM_TOLERANCE)))
+            given = np.where(
+                np.eye(count, dtype=bool), given, (1 - given) / max(1, count - 1)
+            )
+        expected = (
+            f"expected ({count}, {count}), P(answer | true class), or the share of"
+            " right answers"
+        )
+        expect(
+            given.shape == (count, count),
+            f"confusion of expert {name!r} has shape {given.shape}: {expected}",
+        )
+        wrong = np.flatnonzero(
+            ~(
+                (given >= 0).all(axis=1)
+                & (np.abs(given.sum(axis=1) - 1) <= SUM_TOLERANCE)
+            )
+        )
         for row in wrong[:1]:
             raise InputError(
-                f"confusion of expert {name!r}: the row of true class {self.classes.names[row]!r} is "
-                f"{listing([f'{v:g}' for v in given[row]])}, with sum {given[row].sum():g}: expected shares of "
-                "answers, 0 or more, that sum to 1"
+                f"confusion of expert {name!r}: the row of true class"
+                f" {self.classes.names[row]!r} is"
+                f" {listing([f'{v:g}' for v in given[row]])}, with sum"
+                f" {given[row].sum():g}: expected shares of answers, 0 or more, that"
+                " sum to 1"
             )
         given /= given.sum(axis=1, keepdims=True)
-        expect(np.isfinite(costs).all(), f"cost of expert {name!r} is {cost!r}: expected finite numbers")
-        return self.with_abstain((given * self.matrix[:, own]).sum(axis=1) - costs, name)
+        expect(
+            np.isfinite(costs).all(),
+            f"cost of expert {name!r} is {cost!r}: expected finite numbers",
+        )
+        return self.with_abstain(
+            (given * self.matrix[:, own]).sum(axis=1) - costs, name
+        )
 
-    def with_classes(self, classes: Classes, *, same_actions: bool = False) -> "Utility":
-        """The same utility in the order of `classes`, matched by name, with their counts and groups.
+    def with_classes(
+        self, classes: Classes, *, same_actions: bool = False
+    ) -> "Utility":
+        """The same utility in the order of `classes`, matched by name, with their
+        counts and groups.
 
-        With `same_actions`, actions keep their order: then their numbers are those of this utility.
+        With `same_actions`, actions keep their order: then their numbers are those of
+        this utility.
         """
         known = self.classes.in_order(classes.names)
         if classes.counts is None:
-            classes = Classes(classes.names, known.counts, classes.groups or known.groups)
+            classes = Classes(
+                classes.names, known.counts, classes.groups or known.groups
+            )
         rows = self.classes.encode(list(classes.names))
         place = {name: i for i, name in enumerate(self.actions)}
-        first = () if same_actions else (name for name in classes.names if name in place)
+        first = (
+            () if same_actions else (name for name in classes.names if name in place)
+        )
         actions = list(dict.fromkeys([*first, *self.actions]))
-        return Utility(self.matrix[rows][:, [place[name] for name in actions]], classes, actions)
+        return Utility(
+            self.matrix[rows][:, [place[name] for name in actions]], classes, actions
+        )
 
     @classmethod
     def read_csv(cls, path: str | Path, classes: Classes | None = None) -> "Utility":
-        """Read a table with action names in its first line and a true class at the start of each further line.
+        """Read a table with action names in its first line and a true class at the
+        start of each further line.
 
-        Rows and columns are matched by name, never by position, and brought into the order of `classes` if given.
+        Rows and columns are matched by name, never by position, and brought into the
+        order of `classes` if given.
         """
         file = CsvFile(Path(path))
         try:
             matrix, names, actions = _read_matrix(file)
             if classes is not None:
-                bare = file.names[0] in classes.names and not {*names} & {*classes.names}
+                bare = file.names[0] in classes.names and not {*names} & {
+                    *classes.names
+                }
                 fix = "begin each line with its class, and the first with an empty cell"
                 expect(not bare, f"lines have no true class: {fix}")
                 absent = [repr(name) for name in classes.names if name not in names]
                 one = f"has no row for {listing(absent)}: expected one per class"
                 expect(not absent or {*names} - {*classes.names}, one)
-                as_classes(names).in_order(classes.names)  # a misspelt row: before actions are compared to it
+                as_classes(names).in_order(
+                    classes.names
+                )  # a misspelt row: before actions are compared to it
             utility = cls(matrix, names, actions)
             return utility if classes is None else utility.with_classes(classes)
         except InputError as error:
-            raise InputError(f"{path}{'' if str(error).startswith(' line') else ': '}{error}") from None
+            raise InputError(
+                f"{path}{'' if str(error).startswith(' line') else ': '}{error}"
+            ) from None
 
     def to_csv(self, path: str | Path) -> None:
         """Write what `read_csv` reads."""
@@ -227,16 +353,27 @@ class Utility:
             writer = csv.writer(file)
             writer.writerow(["true", *map(escaped, self.actions)])
             for name, row in zip(self.classes.names, self.matrix, strict=True):
-                writer.writerow([escaped(name), *(repr(float(value)).removesuffix(".0") for value in row)])
+                writer.writerow(
+                    [
+                        escaped(name),
+                        *(repr(float(value)).removesuffix(".0") for value in row),
+                    ]
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""
-        return {"classes": self.classes.to_dict(), "actions": list(self.actions), "matrix": self.matrix.tolist()}
+        return {
+            "classes": self.classes.to_dict(),
+            "actions": list(self.actions),
+            "matrix": self.matrix.tolist(),
+        }
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "Utility":
         """The inverse of `to_dict`."""
-        return cls(table["matrix"], Classes.from_json(table["classes"]), table["actions"])
+        return cls(
+            table["matrix"], Classes.from_json(table["classes"]), table["actions"]
+        )
 
     @cached_property
     def decided_class(self) -> Indices:
@@ -244,16 +381,24 @@ class Utility:
         return _places(self.actions, self.classes.names)
 
     def deciding(self, name: str) -> Indices:
-        """The actions that decide for a class or a class group, or the action of that name which hands over."""
+        """The actions that decide for a class or a class group, or the action of that
+        name which hands over.
+        """
         if name in self.actions and name not in self.classes.groups:
             return np.array([self.actions.index(name)])
-        return np.flatnonzero(np.isin(self.decided_class, self.classes.members(name, self.actions)))
+        return np.flatnonzero(
+            np.isin(self.decided_class, self.classes.members(name, self.actions))
+        )
 
     @cached_property
     def upside_down(self) -> bool:
-        """Whether every right decision is worth the least of its row, as if costs were taken for utilities."""
+        """Whether every right decision is worth the least of its row, as if costs were
+        taken for utilities.
+        """
         own, differs = self.class_action, False
-        for true in range(len(own)) if (own >= 0).all() else ():  # row by row: most utilities are known by the first
+        for true in (
+            range(len(own)) if (own >= 0).all() else ()
+        ):  # row by row: most utilities are known by the first
             row = self.matrix[true, own]
             if row[true] > row.min():
                 return False
@@ -262,9 +407,11 @@ class Utility:
 
     @cached_property
     def has_costs(self) -> bool:
-        """Whether these are costs with their sign changed: right decisions are worth 0, and nothing is worth more.
+        """Whether these are costs with their sign changed: right decisions are worth 0,
+        and nothing is worth more.
 
-        Classes that no action decides for, such as misspelt ones, have no right decision.
+        Classes that no action decides for, such as misspelt ones, have no right
+        decision.
         """
         known = np.flatnonzero(self.class_action >= 0)
         right = len(known) and not self.matrix[known, self.class_action[known]].any()
@@ -272,7 +419,8 @@ class Utility:
 
     @property
     def dominated(self) -> dict[str, str]:
-        """Actions that hand over and never have the highest expected utility, each with one that is always better.
+        """Actions that hand over and never have the highest expected utility, each with
+        one that is always better.
 
         >>> Utility.one_hot(["cat", "dog"]).with_abstain(0.5).with_abstain(0.4, "ask").dominated
         {'ask': 'abstain'}
@@ -287,7 +435,8 @@ class Utility:
 
     @property
     def threshold(self) -> float | None:
-        """Of two classes and two actions: the probability of the second class above which the action changes.
+        """Of two classes and two actions: the probability of the second class above
+        which the action changes.
 
         None for other tables, and where one action is always at least as good.
 
@@ -296,7 +445,9 @@ class Utility:
         """
         if self.matrix.shape != (2, 2):
             return None
-        first, second = (self.matrix[:, 1] - self.matrix[:, 0]).tolist()  # what the second action gains in each class
+        first, second = (
+            self.matrix[:, 1] - self.matrix[:, 0]
+        ).tolist()  # what the second action gains in each class
         return float(first / (first - second)) if first * second < 0 else None
 
     @cached_property
@@ -308,14 +459,30 @@ class Utility:
         return isinstance(other, Utility) and self.to_dict() == other.to_dict()
 
     def __repr__(self) -> str:
-        title = f"Utility of {len(self.classes)} classes and {len(self.actions)} actions"
+        title = (
+            f"Utility of {len(self.classes)} classes and {len(self.actions)} actions"
+        )
         if max(self.matrix.shape) > SHOWN_CLASSES:
             low, high = self.matrix.min(), self.matrix.max()
-            return f"{title}: values from {low:g} to {high:g}, {(self.matrix < 0).sum()} of them negative"
+            return (
+                f"{title}: values from {low:g} to {high:g}, {(self.matrix < 0).sum()}"
+                " of them negative"
+            )
         cells = [["true \\ action", *self.actions]]
-        cells += [[n, *(f"{v:g}" for v in row)] for n, row in zip(self.classes.names, self.matrix, strict=True)]
+        cells += [
+            [n, *(f"{v:g}" for v in row)]
+            for n, row in zip(self.classes.names, self.matrix, strict=True)
+        ]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        return "\n".join([title, *("  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in cells)])
+        return "\n".join(
+            [
+                title,
+                *(
+                    "  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True))
+                    for r in cells
+                ),
+            ]
+        )
 
 
 def _places(names: Sequence[str], among: Sequence[str]) -> Indices:
@@ -324,12 +491,19 @@ def _places(names: Sequence[str], among: Sequence[str]) -> Indices:
 
 
 def _frame_names(axis: Any, given: Any, what: str) -> Any:
-    """The names along an axis of a data frame unless they are positions; given names must be the same, in order."""
+    """The names along an axis of a data frame unless they are positions; given names
+    must be the same, in order.
+    """
     own = [str(name) for name in axis]
     if own == [str(i) for i in range(len(own))]:
         return given
-    names = own if given is None else [str(name) for name in getattr(given, "names", given)]
-    other = f"the data frame names its {what} {listing(own)}, but {listing(names)} are given"
+    names = (
+        own if given is None else [str(name) for name in getattr(given, "names", given)]
+    )
+    other = (
+        f"the data frame names its {what} {listing(own)}, but {listing(names)} are"
+        " given"
+    )
     expect(names == own, f"{other}: leave these out, or reorder the frame")
     return own if given is None else given
 
@@ -338,21 +512,31 @@ def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
     try:
         values = np.array(matrix, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(f"utility must be a table of numbers with rows of equal length ({error})") from None
-    expect(values.ndim == 2 and values.size, f"utility has shape {values.shape}: expected (classes, actions)")
-    for row, column in np.argwhere(~(np.abs(values) <= LARGEST))[:1]:  # infinities and NaN are not
         raise InputError(
-            f"utility holds {values[row, column]} in row {row}, column {column}: expected finite numbers of at most "
-            f"{LARGEST:g}; for what must never happen -1e6 is enough if the others are around 1"
+            f"utility must be a table of numbers with rows of equal length ({error})"
+        ) from None
+    expect(
+        values.ndim == 2 and values.size,
+        f"utility has shape {values.shape}: expected (classes, actions)",
+    )
+    for row, column in np.argwhere(~(np.abs(values) <= LARGEST))[
+        :1
+    ]:  # infinities and NaN are not
+        raise InputError(
+            f"utility holds {values[row, column]} in row {row}, column {column}:"
+            f" expected finite numbers of at most {LARGEST:g}; for what must never"
+            " happen -1e6 is enough if the others are around 1"
         )
     values.setflags(write=False)
     return values
 
 
 def _warn_of_missing_actions(actions: Sequence[str], classes: Sequence[str]) -> None:
-    """Warn of classes that have no action: one is named almost like the class, or others decide for their classes.
+    """Warn of classes that have no action: one is named almost like the class, or
+    others decide for their classes.
 
-    Sorted, and from one place: Python shows each warning once, however often the utility is rearranged.
+    Sorted, and from one place: Python shows each warning once, however often the
+    utility is rearranged.
     """
     known, decided = set(classes), set(actions)
     lacking = {name.casefold(): name for name in sorted(known - decided)}
@@ -360,14 +544,16 @@ def _warn_of_missing_actions(actions: Sequence[str], classes: Sequence[str]) -> 
         for near in get_close_matches(action.casefold(), lacking, n=1, cutoff=SIMILAR):
             name = lacking.pop(near)
             warnings.warn(
-                f"the action {action!r} is not a class, so it hands samples over, and no action decides for the class "
-                f"{name!r}: did you mean {name!r}? Then rename one of them",
+                f"the action {action!r} is not a class, so it hands samples over, and"
+                f" no action decides for the class {name!r}: did you mean {name!r}?"
+                " Then rename one of them",
                 stacklevel=1,
             )
     if lacking and known & decided:
         warnings.warn(
-            f"no action decides for {listing(lacking.values())}, as for other classes: these can never be decided; if "
-            "that is not meant, add an action of the name of each class",
+            f"no action decides for {listing(lacking.values())}, as for other classes:"
+            " these can never be decided; if that is not meant, add an action of the"
+            " name of each class",
             stacklevel=1,
         )
 
@@ -380,16 +566,32 @@ def _read_matrix(file: CsvFile) -> tuple[list[list[float]], list[str], list[str]
     names = [row[0] for _, row in lines]
     expect(  # of numbered classes, a first column of values could pass for their names
         corner not in names,
-        f"the first line begins with the class {corner!r}: expected a first column that holds the true classes, "
-        "with any other word above it, such as true",
+        f"the first line begins with the class {corner!r}: expected a first column that"
+        " holds the true classes, with any other word above it, such as true",
     )
-    signs = [next((cell for _, row in lines for cell in row[1:] if sign in cell), None) for sign in ",."]
-    expect(  # between semicolons either sign may be the decimal one; if both occur, one of them is for thousands
+    signs = [
+        next((cell for _, row in lines for cell in row[1:] if sign in cell), None)
+        for sign in ",."
+    ]
+    # between semicolons either sign may be the decimal one; if both occur, one of them
+    # is for thousands
+    expect(
         file.decimal == "." or None in signs,
-        f"holds both {signs[0]!r} and {signs[1]!r}: expected one decimal sign, and none for thousands",
+        f"holds both {signs[0]!r} and {signs[1]!r}: expected one decimal sign, and none"
+        " for thousands",
     )
     for line, row in lines:
-        expect(len(row) == len(file.names), f" line {line}: {len(row)} cells, expected {len(file.names)}")
+        expect(
+            len(row) == len(file.names),
+            f" line {line}: {len(row)} cells, expected {len(file.names)}",
+        )
         for action, cell in zip(actions, row[1:], strict=True):
-            expect(is_number(cell, file.decimal), f" line {line}, column {action!r}: {cell!r} is not a number")
-    return [[number(cell, file.decimal) for cell in row[1:]] for _, row in lines], names, actions
+            expect(
+                is_number(cell, file.decimal),
+                f" line {line}, column {action!r}: {cell!r} is not a number",
+            )
+    return (
+        [[number(cell, file.decimal) for cell in row[1:]] for _, row in lines],
+        names,
+        actions,
+    )

@@ -1,1 +1,3 @@
-"""How models reach people and other tools: predictions, reports, export, a server, scikit-learn."""
+"""How models reach people and other tools: predictions, reports, export, a server,
+scikit-learn.
+"""

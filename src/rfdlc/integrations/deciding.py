@@ -1,6 +1,8 @@
-"""decide_lake: decisions for tables of any size, file by file; after a kill, the same call continues.
+"""decide_lake: decisions for tables of any size, file by file; after a kill, the same
+call continues.
 
-What is written for a file is complete or not there, and says in its metadata which version of the file it belongs to.
+What is written for a file is complete or not there, and says in its metadata which
+version of the file it belongs to.
 """
 
 import json
@@ -17,7 +19,16 @@ from typing import Any
 import numpy as np
 
 from rfdlc.data.dataset import SKIPPING
-from rfdlc.data.lake import JOB, BrokenFile, Lake, Unit, check_first_rows, cores, filesystem, predictions_of
+from rfdlc.data.lake import (
+    JOB,
+    BrokenFile,
+    Lake,
+    Unit,
+    check_first_rows,
+    cores,
+    filesystem,
+    predictions_of,
+)
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.explaining import gains_tell
 from rfdlc.decide.predictions import Predictions
@@ -50,12 +61,15 @@ class LakeDecisions:
     mean_expected_utility: float
     before: int  # files that were there already, of the same version
     complete: bool = True  # False where other processes still have files to do
-    skipped: Sequence[dict[str, Any]] = ()  # file, rows that were left out (None: all of a file or part), first reason
+    skipped: Sequence[
+        dict[str, Any]
+    ] = ()  # file, rows that were left out (None: all of a file or part), first reason
 
 
 @dataclass(frozen=True)
 class DecideTable:
-    """A picklable function from tables of scores to tables of decisions, for any engine that maps tables.
+    """A picklable function from tables of scores to tables of decisions, for any engine
+    that maps tables.
 
     Parameters
     ----------
@@ -81,38 +95,75 @@ class DecideTable:
     def __post_init__(self) -> None:
         sets = self.decider.sets
         drawn = isinstance(sets, PredictionSets) and sets.ties is not None
-        expect(not drawn, "randomised sets depend on the order of all samples: fit sets that are not randomised")
+        expect(
+            not drawn,
+            "randomised sets depend on the order of all samples: fit sets that are not"
+            " randomised",
+        )
         written = [name for name, _ in self._fields()]
         clash = [name for name in self.keep if name in written]
-        expect(not clash, f"column {listing(clash)} cannot be kept: decisions are written to a column of this name")
+        expect(
+            not clash,
+            f"column {listing(clash)} cannot be kept: decisions are written to a column"
+            " of this name",
+        )
 
     def __call__(self, table: Any) -> Any:
-        """The decisions of a `pyarrow.Table` or `RecordBatch`, in the order of its rows."""
+        """The decisions of a `pyarrow.Table` or `RecordBatch`, in the order of its
+        rows.
+        """
         import pyarrow
 
-        columns, kept = self.columns(table), {name: table.column(name) for name in self.keep}
+        columns, kept = (
+            self.columns(table),
+            {name: table.column(name) for name in self.keep},
+        )
         fields = [table.schema.field(name) for name in self.keep]
-        return pyarrow.table({**kept, **columns}, pyarrow.schema([*fields, *self._fields()]))
+        return pyarrow.table(
+            {**kept, **columns}, pyarrow.schema([*fields, *self._fields()])
+        )
 
     def columns(self, table: Any, where: str = "table") -> dict[str, Any]:
-        """The columns of decisions by name: arrays of numpy, and of pyarrow for texts."""
+        """The columns of decisions by name: arrays of numpy, and of pyarrow for
+        texts.
+        """
         from pyarrow import DictionaryArray, array
 
         utility, fields = self.decider.utility, self._fields()
         action, value = np.empty(0, dtype=np.intp), np.empty(0)
-        details: dict[str, Any] = {name: array([], kind) for name, kind in fields[len(DECIDED) :]}
-        # Sums over the classes, as in a softmax, would be rounded otherwise in another layout.
-        by_columns = not details and self.decider.fitted is None and not self.logits and gains_tell(self.decider)
+        details: dict[str, Any] = {
+            name: array([], kind) for name, kind in fields[len(DECIDED) :]
+        }
+        # Sums over the classes, as in a softmax, would be rounded otherwise in another
+        # layout.
+        by_columns = (
+            not details
+            and self.decider.fitted is None
+            and not self.logits
+            and gains_tell(self.decider)
+        )
         if table.num_rows:
-            given: dict[str, Any] = {"logits": self.logits, "where": where, "by_columns": by_columns}
+            given: dict[str, Any] = {
+                "logits": self.logits,
+                "where": where,
+                "by_columns": by_columns,
+            }
             predictions = predictions_of(table, utility.classes, **given)
             found = self.decider.explain(predictions) if details else None
-            both = self.decider.decide_values(predictions) if found is None else (found.action, found.value)
+            both = (
+                self.decider.decide_values(predictions)
+                if found is None
+                else (found.action, found.value)
+            )
             action, value = both[0], np.asarray(both[1], dtype=np.float64)
             details = {} if found is None else self._details(found)
         codes = action.astype(np.int8 if len(utility.actions) < 128 else np.int32)
         actions = DictionaryArray.from_arrays(codes, array(utility.actions, "string"))
-        return {"action": actions, "expected_utility": value.astype(np.float32), **details}
+        return {
+            "action": actions,
+            "expected_utility": value.astype(np.float32),
+            **details,
+        }
 
     def _details(self, found: Explanation) -> dict[str, Any]:
         """Why samples are handed over, and sets, where the decider has them."""
@@ -121,44 +172,74 @@ class DecideTable:
         details: dict[str, Any] = {"reason": array(found.reason, "string")}
         if found.sets is not None:
             texts = set_texts(found.sets, self.decider.utility.classes)
-            details |= {"set": array(texts, "string"), "set_size": found.sets.sum(axis=1).astype(np.int32)}
+            details |= {
+                "set": array(texts, "string"),
+                "set_size": found.sets.sum(axis=1).astype(np.int32),
+            }
         return {name: details[name] for name, _ in self._fields()[len(DECIDED) :]}
 
     def _fields(self) -> list[tuple[str, str]]:
         fields = [("action", "string"), ("expected_utility", "float32")]
-        fields += [("reason", "string")] if (self.decider.utility.decided_class < 0).any() else []
-        return fields + ([("set", "string"), ("set_size", "int32")] if self.decider.sets is not None else [])
+        fields += (
+            [("reason", "string")]
+            if (self.decider.utility.decided_class < 0).any()
+            else []
+        )
+        return fields + (
+            [("set", "string"), ("set_size", "int32")]
+            if self.decider.sets is not None
+            else []
+        )
 
 
-def chosen_decider(own: Decider, utility: Utility | None, prior: Any, decider: Decider | None = None) -> Decider:
-    """How a model is to decide: by another `decider`, or by its `own` for a utility and a class prior, where given."""
+def chosen_decider(
+    own: Decider, utility: Utility | None, prior: Any, decider: Decider | None = None
+) -> Decider:
+    """How a model is to decide: by another `decider`, or by its `own` for a utility and
+    a class prior, where given.
+    """
     alone = decider is None or (utility is None and prior is None)
-    expect(alone, "decider has a utility and a target prior of its own: give decider.replace(utility=...) alone")
+    expect(
+        alone,
+        "decider has a utility and a target prior of its own: give"
+        " decider.replace(utility=...) alone",
+    )
     changes: dict[str, Any] = {} if prior is None else {"target_prior": prior}
     return decider or own.replace(utility=utility, **changes)
 
 
 def decide_lake(
-    source: str | Path | Lake, out: str | Path, decider: Decider, *, keep: Sequence[str] = (), logits: bool = False,
+    source: str | Path | Lake,
+    out: str | Path,
+    decider: Decider,
+    *,
+    keep: Sequence[str] = (),
+    logits: bool = False,
     skip_broken: bool = False,
-) -> LakeDecisions:  # fmt: skip
-    """Decide tables of any size in constant memory, on all cores; after a kill, the same call continues.
+) -> LakeDecisions:
+    """Decide tables of any size in constant memory, on all cores; after a kill, the
+    same call continues.
 
     Parameters
     ----------
     source : str or Path
-        A folder, file or glob of Parquet, Arrow or CSV files with one column per class, or an fsspec URL.
+        A folder, file or glob of Parquet, Arrow or CSV files with one column per class,
+        or an fsspec URL.
     out : str or Path
-        The folder or URL for a Parquet file per file, with the same rows in the same order and below the same
-        partitions. Files that have not changed since they were decided are skipped.
+        The folder or URL for a Parquet file per file, with the same rows in the same
+        order and below the same partitions. Files that have not changed since they were
+        decided are skipped.
     decider : Decider
-        Budgets are kept to by their prices, on average; `decide` with `batch=True` needs all samples at once.
+        Budgets are kept to by their prices, on average; `decide` with `batch=True`
+        needs all samples at once.
     keep : sequence of str
-        Columns that are copied; `id` always is, if there is one. Other columns are not read.
+        Columns that are copied; `id` always is, if there is one. Other columns are not
+        read.
     logits : bool
         Whether the columns of the classes hold logits.
     skip_broken : bool
-        Leave out rows and files that cannot be used, and name them in `skipped`; otherwise the first one raises.
+        Leave out rows and files that cannot be used, and name them in `skipped`;
+        otherwise the first one raises.
 
     Returns
     -------
@@ -166,9 +247,16 @@ def decide_lake(
     """
     lake = source if isinstance(source, Lake) else Lake(source, skip_broken=skip_broken)
     classes = decider.utility.classes.names
-    copied = tuple(dict.fromkeys([*(["id"] if "id" in lake.names and "id" not in classes else []), *keep]))
+    copied = tuple(
+        dict.fromkeys(
+            [*(["id"] if "id" in lake.names and "id" not in classes else []), *keep]
+        )
+    )
     missing = [name for name in (*classes, *copied) if name not in lake.names]
-    expect(not missing, f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}")
+    expect(
+        not missing,
+        f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}",
+    )
     check_first_rows(lake, decider.utility.classes, "the utility")
     table = DecideTable(decider, copied, logits)
     job = {"decider": decider.to_dict(), "columns": table.keep, "logits": logits}
@@ -182,14 +270,20 @@ def decide_lake(
         except BrokenFile as error:
             if not lake.skip_broken:
                 raise InputError(f"{error}; or leave it out with {SKIPPING}") from None
-            with suppress(OSError):  # what was decided for an earlier version of the file
+            with suppress(
+                OSError
+            ):  # what was decided for an earlier version of the file
                 result.system.delete_file(f"{result.path}/{unit.name}")
             skipped[unit.file] = str(error)
             return None
 
     with result.opened(lake.units, shared=world_size > 1) as known:
         # Decisions without some rows are complete only for who leaves them out.
-        done = {name: own for name, own in known.items() if lake.skip_broken or not own.get("skipped")}
+        done = {
+            name: own
+            for name, own in known.items()
+            if lake.skip_broken or not own.get("skipped")
+        }
         mine = [unit for unit in lake.units[rank::world_size] if unit.name not in done]
         before = sum(known["samples"] for known in done.values())
         with live(lake.rows, "Deciding", before) as show:
@@ -197,17 +291,27 @@ def decide_lake(
     found = done | {name: own for name, own in new.items() if own is not None}
     expect(found or not skipped, next(iter(skipped.values()), ""))
     counts = np.sum([each["actions"] for each in found.values()], axis=0).tolist()
-    samples, total = sum(each["samples"] for each in found.values()), sum(each["value"] for each in found.values())
+    samples, total = (
+        sum(each["samples"] for each in found.values()),
+        sum(each["value"] for each in found.values()),
+    )
     actions = dict(zip(decider.utility.actions, counts, strict=True))
     complete = len(done) + len(new) == len(lake.units)
     left_out = [own["skipped"] for own in found.values() if own.get("skipped")]
-    left_out += [{"file": file, "rows": None, "reason": reason} for file, reason in skipped.items()]
+    left_out += [
+        {"file": file, "rows": None, "reason": reason}
+        for file, reason in skipped.items()
+    ]
     given = samples, len(found), actions, total / max(1, samples), len(done), complete
-    return LakeDecisions(str(out), *given, sorted(left_out, key=lambda own: str(own["file"])))
+    return LakeDecisions(
+        str(out), *given, sorted(left_out, key=lambda own: str(own["file"]))
+    )
 
 
 def lake_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEstimate:
-    """The class prior of a lake in one pass: of many rows, from rows at equal distances, `MOST_ESTIMATED` in all."""
+    """The class prior of a lake in one pass: of many rows, from rows at equal
+    distances, `MOST_ESTIMATED` in all.
+    """
     names, classes = decider.utility.classes.names, decider.utility.classes
     step = max(1, -(-_rows(lake, names) // MOST_ESTIMATED))
     others = [KIND] if KIND in lake.names and KIND not in names else []
@@ -216,7 +320,11 @@ def lake_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEs
 
     def some(unit: Unit, report: Report) -> list[Any]:
         def task(batch: Any) -> list[Any]:
-            return [read(batch, where=unit.file).scores.checked()] if batch.num_rows else []
+            return (
+                [read(batch, where=unit.file).scores.checked()]
+                if batch.num_rows
+                else []
+            )
 
         found = list[Any]()
         with suppress(*[BrokenFile] if lake.skip_broken else []):
@@ -228,26 +336,40 @@ def lake_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEs
     with live(lake.rows, "Estimating the prior") as show:
         by_unit = in_threads(some, lake.units, show)
     scores = [each for unit in lake.units for each in by_unit[unit.name]]
-    expect(scores, f"{lake.source}: has no rows, from which a class prior could be estimated")
-    values, corrected = np.concatenate([each.values for each in scores], axis=1), any(e.corrected for e in scores)
+    expect(
+        scores,
+        f"{lake.source}: has no rows, from which a class prior could be estimated",
+    )
+    values, corrected = (
+        np.concatenate([each.values for each in scores], axis=1),
+        any(e.corrected for e in scores),
+    )
     kind = "logits" if logits else "probabilities"
-    return decider.estimate_prior(Predictions(**{kind: values}, classes=classes, corrected=corrected))
+    return decider.estimate_prior(
+        Predictions(**{kind: values}, classes=classes, corrected=corrected)
+    )
 
 
 def _rows(lake: Lake, names: Sequence[str]) -> int:
-    """The number of rows, estimated from the size of the first rows where files do not say it."""
+    """The number of rows, estimated from the size of the first rows where files do not
+    say it.
+    """
     if lake.rows is not None:
         return lake.rows
     share = 1.0
     for unit in lake.units:
         with suppress(*[InputError] if lake.skip_broken else []):
-            share = next(iter(lake.batches(unit, names))).num_rows / max(1, min(BLOCK_BYTES, unit.size))
+            share = next(iter(lake.batches(unit, names))).num_rows / max(
+                1, min(BLOCK_BYTES, unit.size)
+            )
             break
     return int(share * sum(unit.size for unit in lake.units))
 
 
 def in_threads(
-    task: Callable[[Unit, Report], Any], units: Sequence[Unit], show: Callable[[int, str], None]
+    task: Callable[[Unit, Report], Any],
+    units: Sequence[Unit],
+    show: Callable[[int, str], None],
 ) -> dict[str, Any]:
     """The task of each unit by name, one thread per core; the first error ends all."""
     from threadpoolctl import threadpool_limits
@@ -275,13 +397,23 @@ def in_threads(
     return {name: future.result() for future, name in futures.items()}
 
 
-def _decide(lake: Lake, table: DecideTable, result: "Result", unit: Unit, report: Report) -> dict[str, Any]:
+def _decide(
+    lake: Lake, table: DecideTable, result: "Result", unit: Unit, report: Report
+) -> dict[str, Any]:
     """Write the decisions of one unit; returns what is known about them."""
     import pyarrow
 
     classes, pieces = table.decider.utility.classes.names, list[Any]()
-    others = [name for name in (*table.keep, KIND) if name in lake.names and name not in classes]
-    counts, total, samples = np.zeros(len(table.decider.utility.actions), dtype=np.int64), 0.0, 0
+    others = [
+        name
+        for name in (*table.keep, KIND)
+        if name in lake.names and name not in classes
+    ]
+    counts, total, samples = (
+        np.zeros(len(table.decider.utility.actions), dtype=np.int64),
+        0.0,
+        0,
+    )
     broken = list[BrokenRows]()
 
     def task(batch: Any) -> dict[str, Any]:
@@ -289,14 +421,26 @@ def _decide(lake: Lake, table: DecideTable, result: "Result", unit: Unit, report
 
     with ExitStack() as stack:
         output, writer = stack.enter_context(result.replacing(unit.name)), None
-        for columns, batch, rows in lake.each(unit, task, classes, others, broken=broken):
+        for columns, batch, rows in lake.each(
+            unit, task, classes, others, broken=broken
+        ):
             samples += batch.num_rows
-            pieces.append(pyarrow.table({name: batch.column(name) for name in table.keep} | columns))
-            counts += np.bincount(columns["action"].indices.to_numpy(), minlength=len(counts))
+            pieces.append(
+                pyarrow.table(
+                    {name: batch.column(name) for name in table.keep} | columns
+                )
+            )
+            counts += np.bincount(
+                columns["action"].indices.to_numpy(), minlength=len(counts)
+            )
             total += float(columns["expected_utility"].sum(dtype=np.float64))
             report(rows)
             if writer is None:
-                writer = stack.enter_context(open_writer(output, pieces[0].schema, ".parquet", ["action", "reason"]))
+                writer = stack.enter_context(
+                    open_writer(
+                        output, pieces[0].schema, ".parquet", ["action", "reason"]
+                    )
+                )
             if sum(map(len, pieces)) >= GROUP_ROWS:
                 writer.write_table(pyarrow.concat_tables(pieces))
                 pieces = []
@@ -305,11 +449,20 @@ def _decide(lake: Lake, table: DecideTable, result: "Result", unit: Unit, report
             writer.write_table(pyarrow.concat_tables(pieces))
         if broken and not samples:
             raise BrokenFile(str(broken[0]))
-        known = {"version": unit.version, "samples": samples, "actions": counts.tolist(), "value": total}
+        known = {
+            "version": unit.version,
+            "samples": samples,
+            "actions": counts.tolist(),
+            "value": total,
+        }
         if broken:
             left_out = sorted({row for error in broken for row in error.rows})
             first = min(broken, key=lambda error: error.rows[0])
-            known["skipped"] = {"file": unit.file, "rows": left_out, "reason": str(first)}
+            known["skipped"] = {
+                "file": unit.file,
+                "rows": left_out,
+                "reason": str(first),
+            }
         writer.add_key_value_metadata({WRITTEN: json.dumps(known)})
     return known
 
@@ -323,7 +476,9 @@ class Result:
 
     @contextmanager
     def opened(self, units: Sequence[Unit], shared: bool) -> Iterator[dict[str, Any]]:
-        """Begin or continue; gives what is known of the units that are done. Others do not write meanwhile."""
+        """Begin or continue; gives what is known of the units that are done. Others do
+        not write meanwhile.
+        """
         from pyarrow.fs import FileType
 
         local = self.system.type_name == "local"
@@ -331,36 +486,67 @@ class Result:
             try:
                 self.system.create_dir(self.path, recursive=True)
             except OSError as error:
-                raise InputError(f"{self.out}: cannot be created ({error}): choose another folder") from None
+                raise InputError(
+                    f"{self.out}: cannot be created ({error}): choose another folder"
+                ) from None
             if local:
-                granted = stack.enter_context(locked(Path(self.path), wait=False, shared=shared))
-                expect(granted, f"{self.out}: another process is writing it; wait, or choose another folder")
+                granted = stack.enter_context(
+                    locked(Path(self.path), wait=False, shared=shared)
+                )
+                expect(
+                    granted,
+                    f"{self.out}: another process is writing it; wait, or choose"
+                    " another folder",
+                )
             names = {unit.name: unit for unit in units}
-            expect(len(names) == len(units), f"{self.out}: two files would be written to one name: rename one of them")
+            expect(
+                len(names) == len(units),
+                f"{self.out}: two files would be written to one name: rename one of"
+                " them",
+            )
             there = self._there()
             place = f"{self.path}/{JOB}"
             if self.system.get_file_info(place).type == FileType.File:
                 with self.system.open_input_stream(place) as stream:
                     begun = parse_json(stream.read())
-                other = ", ".join(name for name in self.job if begun.get(name) != self.job[name])
-                begun_with = f"{self.out} was begun with other settings ({other}): run that command to continue"
+                other = ", ".join(
+                    name for name in self.job if begun.get(name) != self.job[name]
+                )
+                begun_with = (
+                    f"{self.out} was begun with other settings ({other}): run that"
+                    " command to continue"
+                )
                 expect(not other, f"{begun_with}, or remove the folder to start over")
             else:
-                foreign = f"it holds other files ({listing(there)}): choose another folder"
+                foreign = (
+                    f"it holds other files ({listing(there)}): choose another folder"
+                )
                 expect(not there, f"{self.out}: cannot be written, {foreign}")
             stale = [name for name in there if name not in names]
-            expect(not stale, f"{self.out} holds decisions of files that are gone ({listing(stale)}): remove them")
-            for info in () if shared else self._infos():  # of killed processes; other ranks may be writing theirs
+            expect(
+                not stale,
+                f"{self.out} holds decisions of files that are gone ({listing(stale)}):"
+                " remove them",
+            )
+            for info in (
+                () if shared else self._infos()
+            ):  # of killed processes; other ranks may be writing theirs
                 if info.base_name.startswith(".") and info.base_name.endswith(".part"):
                     self.system.delete_file(info.path)
             with self.replacing(JOB) as stream:
                 stream.write(json.dumps(self.job, ensure_ascii=False).encode())
             known = {name: self._known(name) for name in there}
-            yield {name: own for name, own in known.items() if own.get("version") == names[name].version}
+            yield {
+                name: own
+                for name, own in known.items()
+                if own.get("version") == names[name].version
+            }
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Any]:
-        """A stream to a hidden file, which takes the place of the named one when all went well."""
+        """A stream to a hidden file, which takes the place of the named one when all
+        went well.
+        """
         folder, _, last = f"{self.path}/{name}".rpartition("/")
         beside = f"{folder}/.{last}.{os.getpid()}.part"
         try:
@@ -372,13 +558,18 @@ class Result:
             with suppress(OSError):
                 self.system.delete_file(beside)
             if isinstance(error, OSError) and not isinstance(error, InterruptedError):
-                raise InputError(f"{self.out}/{name}: cannot be written ({error}): check it, and start again") from None
+                raise InputError(
+                    f"{self.out}/{name}: cannot be written ({error}): check it, and"
+                    " start again"
+                ) from None
             raise
 
     def _there(self) -> list[str]:
         """The files that are written already."""
         paths = [info.path.removeprefix(f"{self.path}/") for info in self._infos()]
-        return sorted(path for path in paths if not path.rpartition("/")[2].startswith((".", "_")))
+        return sorted(
+            path for path in paths if not path.rpartition("/")[2].startswith((".", "_"))
+        )
 
     def _infos(self) -> list[Any]:
         from pyarrow.fs import FileSelector, FileType

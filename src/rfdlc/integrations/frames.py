@@ -1,11 +1,14 @@
-"""Functions of tables for engines that map pandas frames or Arrow batches: Dask and Spark."""
+"""Functions of tables for engines that map pandas frames or Arrow batches: Dask and
+Spark.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 
 def on_frame(frame: Any, function: Callable[[Any], Any]) -> Any:
-    """A function of Arrow tables, such as `DecideTable`, on a pandas frame; the index stays.
+    """A function of Arrow tables, such as `DecideTable`, on a pandas frame; the index
+    stays.
 
     >>> import pandas
     >>> from rfdlc import Decider, Utility
@@ -22,11 +25,15 @@ def on_frame(frame: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def on_frames(frames: Iterator[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
-    """The same for iterators of pandas frames: `partial(on_frames, function=...)` is for Spark's `mapInPandas`."""
+    """The same for iterators of pandas frames: `partial(on_frames, function=...)` is
+    for Spark's `mapInPandas`.
+    """
     return (on_frame(frame, function) for frame in frames)
 
 
 def on_batches(batches: Iterator[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
-    """The same for iterators of `pyarrow.RecordBatch`: `partial(on_batches, function=...)` is for `mapInArrow`."""
+    """The same for iterators of `pyarrow.RecordBatch`: `partial(on_batches,
+    function=...)` is for `mapInArrow`.
+    """
     for batch in batches:
         yield from function(batch).to_batches()

@@ -1,7 +1,7 @@
 """Parts: a large result, computed part by part; after a kill, the same call continues.
 
-Parts lie in a folder beside the file that they become. They carry the hash of their job in their names, so that those
-of another model or source are never joined.
+Parts lie in a folder beside the file that they become. They carry the hash of their job
+in their names, so that those of another model or source are never joined.
 """
 
 import json
@@ -27,10 +27,15 @@ from rfdlc.table_writing import open_writer
 
 JOB = "job.json"
 SKIPPED, MADE_BY = b"rfdlc.skipped", b"rfdlc.job"  # keys of metadata in Parquet files
-GROUP_ROWS, GROUP_VALUES = 2**16, 2**24  # of a row group in a Parquet file, the smaller of the two
+GROUP_ROWS, GROUP_VALUES = (
+    2**16,
+    2**24,
+)  # of a row group in a Parquet file, the smaller of the two
 AGAIN = "remove it, and run the command again"
 
-Computed = tuple[Any, Sequence[str]]  # the rows of a part, and what was wrong with the samples that were left out
+Computed = tuple[
+    Any, Sequence[str]
+]  # the rows of a part, and what was wrong with the samples that were left out
 Report = Callable[[int], None]
 Compute = Callable[[Sequence[range], Report], Iterator[Computed]]
 
@@ -43,36 +48,58 @@ class Store(Protocol):
         """Of the files of parts."""
 
     def begin(self, path: Path | None, count: int = 0) -> None:
-        """All `count` rows are going to be written in order: they may be joined at `path` meanwhile; None: no more."""
+        """All `count` rows are going to be written in order: they may be joined at
+        `path` meanwhile; None: no more.
+        """
 
     def write(self, path: Path, rows: Any, skipped: bytes) -> None:
-        """Write the rows of a part, and a line for each sample that was left out of it."""
+        """Write the rows of a part, and a line for each sample that was left
+        out of it.
+        """
 
-    def join(self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str) -> bytes:
-        """Write parts of these numbers of samples to one file; returns the lines of all of them."""
+    def join(
+        self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str
+    ) -> bytes:
+        """Write parts of these numbers of samples to one file; returns the lines of all
+        of them.
+        """
 
     def job_of(self, path: Path) -> str | None:
         """The hash of the job that wrote a file, where it says so."""
 
 
 class Parts:
-    """Samples 0 to `count` in parts of `size`, files that are complete or not there; `job` says what they are."""
+    """Samples 0 to `count` in parts of `size`, files that are complete or not there;
+    `job` says what they are.
+    """
 
-    def __init__(self, out: Path, store: Store, count: int, size: int, job: Mapping[str, Any]) -> None:
+    def __init__(
+        self, out: Path, store: Store, count: int, size: int, job: Mapping[str, Any]
+    ) -> None:
         job = {**job, "number of samples": count, "size of parts": size}
         self.out, self.store, self.count, self.size = out, store, count, size
         self.job = json.loads(json.dumps(job))
-        self.folder, self._list = out.with_name(f"{out.name}.parts"), out.with_name(f"{out.name}.skipped.txt")
+        self.folder, self._list = (
+            out.with_name(f"{out.name}.parts"),
+            out.with_name(f"{out.name}.skipped.txt"),
+        )
         self._hash = sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
         self._numbers = range(-(-count // size))
-        self._files = [self.folder / f"part-{self._hash}-{part:08d}{store.suffix}" for part in self._numbers]
-        self._parent = out.absolute().parent  # where processes wait for each other: it is always there
+        self._files = [
+            self.folder / f"part-{self._hash}-{part:08d}{store.suffix}"
+            for part in self._numbers
+        ]
+        self._parent = (
+            out.absolute().parent
+        )  # where processes wait for each other: it is always there
 
     def fill(self, compute: Compute, description: str) -> bool:
-        """Compute the missing parts, and join all; False where other processes still have parts to do.
+        """Compute the missing parts, and join all; False where other processes still
+        have parts to do.
 
-        `compute` gets the rows of several parts and yields each in turn; it reports how many samples it has done by a
-        function. Under torchrun, processes share the parts.
+        `compute` gets the rows of several parts and yields each in turn; it reports how
+        many samples it has done by a function. Under torchrun, processes share the
+        parts.
         """
         rank, world_size = ranks()
         with self.opened(rank, world_size) as mine:
@@ -92,8 +119,12 @@ class Parts:
                         done += samples
                         show(samples, f"{done:,} of {own:,}")
 
-                    computed = zip(mine, compute([self.rows(i) for i in mine], report), strict=True)
-                    for _ in ahead(lambda each: self.write(each[0], *each[1]), computed, 1):
+                    computed = zip(
+                        mine, compute([self.rows(i) for i in mine], report), strict=True
+                    )
+                    for _ in ahead(
+                        lambda each: self.write(each[0], *each[1]), computed, 1
+                    ):
                         pass
             except InputError:
                 if world_size == 1:  # others may be at work on their first parts
@@ -112,23 +143,37 @@ class Parts:
 
     @contextmanager
     def opened(self, rank: int = 0, world_size: int = 1) -> Iterator[list[int]]:
-        """Begin or continue this job; gives the parts to do by this process. Only those of the job write meanwhile."""
+        """Begin or continue this job; gives the parts to do by this process. Only those
+        of the job write meanwhile.
+        """
         with ExitStack() as locks:
             with locked(self._parent):
                 try:
                     self.folder.mkdir(exist_ok=True)
                 except OSError as error:
-                    raise InputError(f"{self.folder}: cannot be created ({error.strerror})") from None
-                granted = locks.enter_context(locked(self.folder, wait=False, shared=world_size > 1))
-                expect(granted, f"{self.out}: another process is writing it; wait, or choose another file")
+                    raise InputError(
+                        f"{self.folder}: cannot be created ({error.strerror})"
+                    ) from None
+                granted = locks.enter_context(
+                    locked(self.folder, wait=False, shared=world_size > 1)
+                )
+                expect(
+                    granted,
+                    f"{self.out}: another process is writing it; wait, or choose"
+                    " another file",
+                )
                 if world_size > 1 and self.store.job_of(self.out) == self._hash:
                     self._remove()
                     mine = []
                 else:
                     self._check_same()
                     with replacing(self.folder / JOB) as beside:
-                        beside.write_text(json.dumps(self.job, indent=1), encoding="utf-8")
-                    mine = [part for part in self._missing() if part % world_size == rank]
+                        beside.write_text(
+                            json.dumps(self.job, indent=1), encoding="utf-8"
+                        )
+                    mine = [
+                        part for part in self._missing() if part % world_size == rank
+                    ]
             yield mine
 
     def rows(self, part: int) -> range:
@@ -136,17 +181,26 @@ class Parts:
         return range(part * self.size, min(self.count, (part + 1) * self.size))
 
     def write(self, part: int, rows: Any, broken: Sequence[str]) -> None:
-        """Write one finished part, with what was wrong with the samples that were left out of it."""
-        lines = "".join(f"{' '.join(text.split())}\n" for text in broken).encode("utf-8", "surrogateescape")
+        """Write one finished part, with what was wrong with the samples that were left
+        out of it.
+        """
+        lines = "".join(f"{' '.join(text.split())}\n" for text in broken).encode(
+            "utf-8", "surrogateescape"
+        )
         with replacing(self._files[part]) as beside:
             self.store.write(beside, rows, lines)
 
     def join(self) -> bool:
-        """Join all parts to the file and remove the folder; False where some are missing, or another process did it."""
+        """Join all parts to the file and remove the folder; False where some are
+        missing, or another process did it.
+        """
         with locked(self._parent):
             if JOB not in self._names() or self._missing():
                 return False
-            joined, sizes = self.folder / f"joined{self.out.suffix}", [len(self.rows(i)) for i in self._numbers]
+            joined, sizes = (
+                self.folder / f"joined{self.out.suffix}",
+                [len(self.rows(i)) for i in self._numbers],
+            )
             with replacing(joined) as beside:
                 skipped = self.store.join(self._files, sizes, beside, self._hash)
             self._list.unlink(missing_ok=True)
@@ -158,7 +212,9 @@ class Parts:
         return True
 
     def leave(self) -> None:
-        """Remove the folder where no part was finished: it would only bar other jobs."""
+        """Remove the folder where no part was finished: it would only bar other
+        jobs.
+        """
         with locked(self._parent):
             if self._names() <= {JOB}:
                 self._remove()
@@ -166,14 +222,27 @@ class Parts:
     def _check_same(self) -> None:
         names = self._names()
         begun = read_json(self.folder / JOB) if JOB in names else self.job
-        other = ", ".join(name for name in self.job if begun.get(name) != self.job[name])
+        other = ", ".join(
+            name for name in self.job if begun.get(name) != self.job[name]
+        )
         fix = f"or remove the folder to start over (rm -r '{self.folder}')"
-        told = f"{self.folder} was begun with other settings ({other}): run that command to continue"
+        told = (
+            f"{self.folder} was begun with other settings ({other}): run that command"
+            " to continue"
+        )
         expect(not other, f"{told}, {fix}")
         ours = all(name.startswith((".", "part-", "joined", JOB)) for name in names)
-        expect(ours, f"{self.folder} holds other files: move them, or choose another name for the result")
+        expect(
+            ours,
+            f"{self.folder} holds other files: move them, or choose another name for"
+            " the result",
+        )
         same = all(self._hash in name for name in names if name.startswith("part-"))
-        expect(same, f"{self.folder} holds parts of another job: choose another name for the file, {fix}")
+        expect(
+            same,
+            f"{self.folder} holds parts of another job: choose another name for the"
+            f" file, {fix}",
+        )
 
     def _names(self) -> set[str]:
         return set(os.listdir(self.folder)) if self.folder.exists() else set()
@@ -184,7 +253,9 @@ class Parts:
         return [part for part, file in enumerate(self._files) if file.name not in names]
 
     def _remove(self) -> None:
-        """The description of the job goes last: without it, the parts would seem to be somebody else's."""
+        """The description of the job goes last: without it, the parts would seem to be
+        somebody else's.
+        """
         for name in sorted(self._names(), key=JOB.__eq__):
             os.unlink(self.folder / name)
         if self.folder.exists():
@@ -193,10 +264,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class TableStore:
-    """Tables of pyarrow: parts in Parquet, the file in Parquet or CSV. `repeated` are columns with few values.
+    """Tables of pyarrow: parts in Parquet, the file in Parquet or CSV. `repeated` are
+    columns with few values.
 
-    Parts may have `more` columns, from which `settle` finds what all rows together decide: it takes the parts, and
-    returns a function for each of them in turn.
+    Parts may have `more` columns, from which `settle` finds what all rows together
+    decide: it takes the parts, and returns a function for each of them in turn.
     """
 
     schema: Any
@@ -206,7 +278,9 @@ class TableStore:
     suffix: str = ".parquet"
     more: Any = ()  # fields of pyarrow
     settle: Callable[[Iterator[Any]], Callable[[Any], Any]] | None = None
-    actions: Counter[str] = field(default_factory=Counter)  # of the rows that were joined, where they have some
+    actions: Counter[str] = field(
+        default_factory=Counter
+    )  # of the rows that were joined, where they have some
 
     def begin(self, path: Path | None, count: int = 0) -> None:
         pass
@@ -219,21 +293,47 @@ class TableStore:
         with open_writer(path, schema, self.suffix) as writer:
             writer.write_table(rows.cast(schema))
 
-    def join(self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str) -> bytes:
+    def join(
+        self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str
+    ) -> bytes:
         from pyarrow import concat_tables
 
-        skipped, schema = b"", self.schema.with_metadata({**(self.schema.metadata or {}), MADE_BY: job})
-        group = max(1, min(GROUP_ROWS, GROUP_VALUES // max(self.values, len(schema))) // max(1, *sizes, 1))
+        skipped, schema = (
+            b"",
+            self.schema.with_metadata({**(self.schema.metadata or {}), MADE_BY: job}),
+        )
+        group = max(
+            1,
+            min(GROUP_ROWS, GROUP_VALUES // max(self.values, len(schema)))
+            // max(1, *sizes, 1),
+        )
         both = list(zip(files, sizes, strict=True))
-        settled = None if self.settle is None else self.settle(self._read(*each) for each in both)
+        settled = (
+            None
+            if self.settle is None
+            else self.settle(self._read(*each) for each in both)
+        )
         with open_writer(path, schema, self.kind, self.repeated) as writer:
             for first in range(0, len(files), group):
-                tables = [self._read(file, size) for file, size in both[first : first + group]]
-                skipped += b"".join(table.schema.metadata.get(SKIPPED, b"") for table in tables)
+                tables = [
+                    self._read(file, size) for file, size in both[first : first + group]
+                ]
+                skipped += b"".join(
+                    table.schema.metadata.get(SKIPPED, b"") for table in tables
+                )
                 tables = tables if settled is None else list(map(settled, tables))
                 for table in tables if "action" in schema.names else ():
-                    self.actions.update({r["values"]: r["counts"] for r in table["action"].value_counts().to_pylist()})
-                writer.write_table(concat_tables(table.select(schema.names).cast(schema) for table in tables))
+                    self.actions.update(
+                        {
+                            r["values"]: r["counts"]
+                            for r in table["action"].value_counts().to_pylist()
+                        }
+                    )
+                writer.write_table(
+                    concat_tables(
+                        table.select(schema.names).cast(schema) for table in tables
+                    )
+                )
         return skipped
 
     def job_of(self, path: Path) -> str | None:
@@ -253,16 +353,23 @@ class TableStore:
             table = read_table(file, memory_map=False)
         except (OSError, ArrowException) as error:
             raise InputError(f"{file}: cannot be read ({error}); {AGAIN}") from None
-        _check_count(file, table.num_rows + (table.schema.metadata or {}).get(SKIPPED, b"").count(b"\n"), size)
+        _check_count(
+            file,
+            table.num_rows
+            + (table.schema.metadata or {}).get(SKIPPED, b"").count(b"\n"),
+            size,
+        )
         return table
 
 
 @dataclass
 class ArrayStore:
-    """Arrays with one entry per row, in an `.npz` file that is written without holding them in memory.
+    """Arrays with one entry per row, in an `.npz` file that is written without holding
+    them in memory.
 
-    The array `split` says which arrays of the file a row belongs to: `train_x`, `test_x`, ...; those of a row without
-    a split are called as they are. `constants` are written beside them. Rows `x` of one split are joined as they come.
+    The array `split` says which arrays of the file a row belongs to: `train_x`,
+    `test_x`, ...; those of a row without a split are called as they are. `constants`
+    are written beside them. Rows `x` of one split are joined as they come.
     """
 
     constants: Mapping[str, Any]
@@ -272,18 +379,26 @@ class ArrayStore:
     def begin(self, path: Path | None, count: int = 0) -> None:
         if self._begun is not None:
             self._begun.close()
-            self._begun.path.unlink(missing_ok=True)  # of no use, unless `join` has moved it
+            self._begun.path.unlink(
+                missing_ok=True
+            )  # of no use, unless `join` has moved it
         self._begun = Begun(path, count) if path is not None and count else None
 
     def write(self, path: Path, rows: Any, skipped: bytes) -> None:
         with path.open("wb") as file:  # numpy would add a suffix to the path
             np.savez(file, **rows, skipped=np.frombuffer(skipped, np.uint8))
-        if self._begun is not None and (skipped or not self._begun.add(rows["x"], rows["split"])):
+        if self._begun is not None and (
+            skipped or not self._begun.add(rows["x"], rows["split"])
+        ):
             self.begin(None)
 
-    def join(self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str) -> bytes:
+    def join(
+        self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str
+    ) -> bytes:
         skipped, splits = b"", list[Any]()
-        kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}  # shape of an entry, and type
+        kinds: dict[
+            str, tuple[tuple[int, ...], np.dtype[Any]]
+        ] = {}  # shape of an entry, and type
         for file, size in zip(files, sizes, strict=True):
             with _opened(file) as part:
                 lines, found = part["skipped"].tobytes(), part["split"]
@@ -292,21 +407,32 @@ class ArrayStore:
                 for name in set(part.files) - {"skipped", "split"}:
                     with part.zip.open(f"{name}.npy") as member:
                         shape, _, dtype = read_header(member)
-                    kinds[name] = shape[1:], np.promote_types(kinds.get(name, (shape, dtype))[1], dtype)  # texts
+                    kinds[name] = (
+                        shape[1:],
+                        np.promote_types(kinds.get(name, (shape, dtype))[1], dtype),
+                    )  # texts
         with self._begun or zipfile.ZipFile(path, "w", allowZip64=True) as archive:
             there = archive.namelist()
-            for split in dict.fromkeys(text for part in splits for text in np.unique(part).tolist()):
+            for split in dict.fromkeys(
+                text for part in splits for text in np.unique(part).tolist()
+            ):
                 rows = [part == split for part in splits]
                 for name, (shape, dtype) in kinds.items():
                     called = _called(name, split)
                     if called in there:
                         continue
                     with archive.open(called, "w", force_zip64=True) as member:
-                        _write_header(member, (int(sum(map(np.sum, rows))), *shape), dtype)
+                        _write_header(
+                            member, (int(sum(map(np.sum, rows))), *shape), dtype
+                        )
                         for file, own in zip(files, rows, strict=True):
                             if own.any():
-                                found = open_arrays(file, streamed=True)[name][0 : len(own)]
-                                found = (found if own.all() else found[own]).astype(dtype, copy=False)
+                                found = open_arrays(file, streamed=True)[name][
+                                    0 : len(own)
+                                ]
+                                found = (found if own.all() else found[own]).astype(
+                                    dtype, copy=False
+                                )
                                 member.write(found.reshape(-1).view(np.uint8))
             for name, value in self.constants.items():
                 with archive.open(f"{name}.npy", "w") as member:
@@ -320,7 +446,9 @@ class ArrayStore:
 
 
 class Begun:
-    """An `.npz` file whose array `x` is written while its rows are computed: all `count` of them, of one split."""
+    """An `.npz` file whose array `x` is written while its rows are computed: all
+    `count` of them, of one split.
+    """
 
     def __init__(self, path: Path, count: int) -> None:
         self.path, self.count = path, count
@@ -329,10 +457,17 @@ class Begun:
         self.split = ""
 
     def add(self, rows: NDArray[Any], splits: NDArray[Any]) -> bool:
-        """False where these rows are of another split, so that the file is of no use."""
+        """False where these rows are of another split, so that the file is of
+        no use.
+        """
         if self.archive is None:
-            self.split, self.archive = str(splits[0]), zipfile.ZipFile(self.path, "w", allowZip64=True)
-            self.member = self.archive.open(_called("x", self.split), "w", force_zip64=True)
+            self.split, self.archive = (
+                str(splits[0]),
+                zipfile.ZipFile(self.path, "w", allowZip64=True),
+            )
+            self.member = self.archive.open(
+                _called("x", self.split), "w", force_zip64=True
+            )
             _write_header(self.member, (self.count, *rows.shape[1:]), rows.dtype)
         self.member.write(rows.reshape(-1).view(np.uint8))
         return bool((splits == self.split).all())
@@ -352,7 +487,11 @@ class Begun:
 
 def _write_header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """What precedes the content of an array in numpy's format."""
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    header = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": shape,
+    }
     np.lib.format.write_array_header_2_0(file, header)
 
 

@@ -1,1 +1,3 @@
-"""How particles are trained: losses, stacks of networks, methods, one loop, the run folder."""
+"""How particles are trained: losses, stacks of networks, methods, one loop, the run
+folder.
+"""

@@ -1,7 +1,9 @@
-"""Early stopping: a training ends when its held-out loss has not fallen for long, with the weights of the best epoch.
+"""Early stopping: a training ends when its held-out loss has not fallen for long, with
+the weights of the best epoch.
 
-When it ends follows from the history alone, so that an interrupted run ends where an undisturbed one does. So does the
-number of epochs of a refit that would not end with its budget.
+When it ends follows from the history alone, so that an interrupted run ends where an
+undisturbed one does. So does the number of epochs of a refit that would not end with
+its budget.
 """
 
 import numpy as np
@@ -16,18 +18,29 @@ from rfdlc.training.run import Run, checksummed, read_weights
 from rfdlc.training.trial_plan import TUNING
 
 BEST = "best.safetensors"
-SHORTEST = 0.25  # of the planned epochs: trained for less, networks may lose again what they know
+# of the planned epochs: trained for less, networks may lose again what they know
+SHORTEST = 0.25
 LONGER, LONGEST = 1.2, 2  # times as many: from where it is worth a change, and at most
 
 
 def check_patience(run: Run, data: Dataset, single: bool) -> None:
     """Raise where a run cannot end early, but is to."""
     config = run.config
-    held = single and (config.hold_out or data.val is not None) and config.backbone not in TABULAR
-    needs = "patience needs held-out samples, a network and one process: leave it out, or set hold_out=0.1"
+    held = (
+        single
+        and (config.hold_out or data.val is not None)
+        and config.backbone not in TABULAR
+    )
+    needs = (
+        "patience needs held-out samples, a network and one process: leave it out, or"
+        " set hold_out=0.1"
+    )
     expect(not config.patience or held, needs)
     plain = run.method.stages == (Stage(),) and not config.average
-    only = "patience is for methods of one stage that do not average weights: leave it out, or set average=0"
+    only = (
+        "patience is for methods of one stage that do not average weights: leave it"
+        " out, or set average=0"
+    )
     expect(not config.patience or plain, only)
 
 
@@ -39,50 +52,80 @@ def keep_best(run: Run, net: nn.Module) -> None:
 
 
 def restore_best(run: Run, net: nn.Module) -> None:
-    """Load these weights at the end of a phase that has held-out samples, and say which they are."""
+    """Load these weights at the end of a phase that has held-out samples, and say which
+    they are.
+    """
     if run.config.patience and not run.refits:
         net.load_state_dict(read_weights(run.path / BEST)[0])
-        early = f"stopped    after epoch {run.epoch} of {run.epochs}; kept are the weights of"
+        early = (
+            f"stopped    after epoch {run.epoch} of {run.epochs}; kept are the"
+            " weights of"
+        )
         told = early if run.epoch < run.epochs else "kept       the weights of"
-        announce(f"{told} epoch {_best(run, run.phase)}, whose held-out loss was the lowest")
+        announce(
+            f"{told} epoch {_best(run, run.phase)}, whose held-out loss was the lowest"
+        )
 
 
 def stopping(run: Run) -> dict[str, list[int]]:
-    """For metrics.json: the last epoch of each training, and the epoch whose weights it kept."""
+    """For metrics.json: the last epoch of each training, and the epoch whose weights it
+    kept.
+    """
     phases = range(run.config.trainings if run.config.patience else 0)
-    last = [max(row["epoch"] for row in run.history if row["phase"] == phase) for phase in phases]
-    kept = [_best(run, phase) if phase < run.config.folds else last[phase] for phase in phases]
+    last = [
+        max(row["epoch"] for row in run.history if row["phase"] == phase)
+        for phase in phases
+    ]
+    kept = [
+        _best(run, phase) if phase < run.config.folds else last[phase]
+        for phase in phases
+    ]
     return {"last_epochs": last, "kept_epochs": kept} if last else {}
 
 
 def ends_early(run: Run) -> bool:
-    """Whether the loss has not fallen for long; a refit ends after as many epochs as were best before it."""
+    """Whether the loss has not fallen for long; a refit ends after as many epochs as
+    were best before it.
+    """
     if not run.config.patience or not run.epoch:
         return False
     if run.refits:
-        return run.epoch >= round(float(np.mean([_best(run, phase) for phase in range(run.config.folds)])))
+        return run.epoch >= round(
+            float(np.mean([_best(run, phase) for phase in range(run.config.folds)]))
+        )
     losses = _losses(run, run.phase)
     best = min(losses)[1] if losses else 0
     return sum(epoch > best for _, epoch in losses) >= run.config.patience
 
 
 def plan_refit(run: Run) -> None:
-    """Where epochs took longer or shorter than measured, plan as many for a warm refit as the budget has time for."""
+    """Where epochs took longer or shorter than measured, plan as many for a warm refit
+    as the budget has time for.
+    """
     plan, config = run.tuning, run.config
     asked = config.budget and config.warm_refit and run.refits and not config.patience
-    if not asked or plan is None or not plan.chosen or "refit_epochs" in plan.chosen:  # the last: planned before
+    if (
+        not asked or plan is None or not plan.chosen or "refit_epochs" in plan.chosen
+    ):  # the last: planned before
         return
     seconds = [row["seconds"] for row in run.history if row["phase"] < config.folds]
     left = SAFETY * (config.budget - plan.measured - sum(plan.seconds) - sum(seconds))
-    each = max(float(np.mean(seconds)), 1e-9) / (1 - config.hold_out)  # the samples that calibrated are trained on, too
+    each = max(float(np.mean(seconds)), 1e-9) / (
+        1 - config.hold_out
+    )  # the samples that calibrated are trained on, too
     planned, possible = config.refit_epochs or config.epochs, int(left / each)
     if run.phase < config.trainings and not planned <= possible < LONGER * planned:
         found = max(1, round(SHORTEST * planned), min(possible, LONGEST * planned))
         run.config = config.replace(refit_epochs=found)
         plan.chosen["refit_epochs"] = found
         run.write_json(TUNING, plan.to_dict())
-        told, why = ("shorter", "longer") if found < planned else ("longer", "less time")
-        announce(f"{told:<11}{found} instead of {planned} epochs on all samples: epochs took {why} than measured")
+        told, why = (
+            ("shorter", "longer") if found < planned else ("longer", "less time")
+        )
+        announce(
+            f"{told:<11}{found} instead of {planned} epochs on all samples: epochs took"
+            f" {why} than measured"
+        )
 
 
 def _best(run: Run, phase: int) -> int:
@@ -91,5 +134,7 @@ def _best(run: Run, phase: int) -> int:
 
 def _losses(run: Run, phase: int) -> list[tuple[float, int]]:
     """Held-out losses of a phase so far, with their epochs."""
-    rows = [row for row in run.history if row["phase"] == phase and "held_out_nll" in row]
+    rows = [
+        row for row in run.history if row["phase"] == phase and "held_out_nll" in row
+    ]
     return [(row["held_out_nll"], row["epoch"]) for row in rows]

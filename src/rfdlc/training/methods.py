@@ -1,4 +1,5 @@
-"""METHODS: a method is data. What it minimises, with which particles, stages, combination and decision.
+"""METHODS: a method is data. What it minimises, with which particles, stages,
+combination and decision.
 
 Most methods share one loss, the integrated gain, whose terms the settings switch on.
 """
@@ -17,20 +18,38 @@ from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.imports import choose_registered, register_first
 from rfdlc.training import factories
 from rfdlc.training.config import TABULAR, TrainConfig, preset
-from rfdlc.training.factories import CombinationFactory, LossFactory, Matrix, carried_prior, integrated_gain
-from rfdlc.training.losses.terms import NestedCollaboration, NestedExperts, Routing, SelfDistillation
-from rfdlc.training.networks.particles import Evidential, GroupMean, ParticleNet, nested_groups
+from rfdlc.training.factories import (
+    CombinationFactory,
+    LossFactory,
+    Matrix,
+    carried_prior,
+    integrated_gain,
+)
+from rfdlc.training.losses.terms import (
+    NestedCollaboration,
+    NestedExperts,
+    Routing,
+    SelfDistillation,
+)
+from rfdlc.training.networks.particles import (
+    Evidential,
+    GroupMean,
+    ParticleNet,
+    nested_groups,
+)
 from rfdlc.training.optimisation import normalise_head
 
 
 @dataclass(frozen=True)
 class Option:
-    """A number of a method that users may set like a setting: `rfdlc train DATA --method ride diversity=0.1`.
+    """A number of a method that users may set like a setting: `rfdlc train DATA
+    --method ride diversity=0.1`.
 
     Parameters
     ----------
     default, help, low, high
-        Its value unless it is set (if that is an integer, all are), its meaning, and its range, ends included.
+        Its value unless it is set (if that is an integer, all are), its meaning, and
+        its range, ends included.
     """
 
     default: float
@@ -42,32 +61,47 @@ class Option:
         """The value as a number within the range; text is parsed."""
         try:
             number = type(self.default)(value)
-            if not self.low <= number <= self.high or number != float(value) or math.isinf(number):
+            if (
+                not self.low <= number <= self.high
+                or number != float(value)
+                or math.isinf(number)
+            ):
                 raise ValueError
             return number
         except (TypeError, ValueError, OverflowError):
             kind = "an integer" if isinstance(self.default, int) else "a number"
-            bounds = f"at least {self.low:g}" + (f" and at most {self.high:g}" if self.high < math.inf else "")
-            raise InputError(f"method option {name}={value!r} is not possible: expected {kind}, {bounds}") from None
+            bounds = f"at least {self.low:g}" + (
+                f" and at most {self.high:g}" if self.high < math.inf else ""
+            )
+            raise InputError(
+                f"method option {name}={value!r} is not possible: expected {kind},"
+                f" {bounds}"
+            ) from None
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a training. A number may be given as the name of an `Option` of the method.
+    """A stage of a training. A number may be given as the name of an `Option` of the
+    method.
 
     Parameters
     ----------
     epochs, settings, learning_rate_factor
-        Number of epochs, settings that differ in this stage, and a factor of the learning rate.
+        Number of epochs, settings that differ in this stage, and a factor of the
+        learning rate.
     trains
-        `"all"` layers, the `"head"`, or the `"router"` of the combination; batch norm of frozen layers is frozen, too.
+        `"all"` layers, the `"head"`, or the `"router"` of the combination; batch norm
+        of frozen layers is frozen, too.
     loss, finalize
-        A loss other than the method's; a function of network and configuration that is called when the stage ends.
+        A loss other than the method's; a function of network and configuration that is
+        called when the stage ends.
     reinitialize_head, weight_averaging
-        Whether heads start from new weights, and weights end as their mean over the last quarter of epochs (SWA).
+        Whether heads start from new weights, and weights end as their mean over the
+        last quarter of epochs (SWA).
     swag_samples
-        Number of networks that are sampled around the mean of an earlier stage (SWAG, diagonal covariance) and whose
-        logits the loss sees after those of the network itself.
+        Number of networks that are sampled around the mean of an earlier stage (SWAG,
+        diagonal covariance) and whose logits the loss sees after those of the network
+        itself.
     """
 
     epochs: int | str | None = None
@@ -83,10 +117,22 @@ class Stage:
     def __post_init__(self) -> None:
         choose("`trains` of a stage", self.trains, ("all", "head", "router"))
 
-    def number(self, name: Literal["epochs", "learning_rate_factor", "swag_samples"], config: TrainConfig) -> Any:
-        """A number of this stage: by default that of the configuration; where it names an option, that option's."""
+    def number(
+        self,
+        name: Literal["epochs", "learning_rate_factor", "swag_samples"],
+        config: TrainConfig,
+    ) -> Any:
+        """A number of this stage: by default that of the configuration; where it names
+        an option, that option's.
+        """
         value = getattr(self, name)
-        return config.method_options[value] if isinstance(value, str) else config.epochs if value is None else value
+        return (
+            config.method_options[value]
+            if isinstance(value, str)
+            else config.epochs
+            if value is None
+            else value
+        )
 
 
 @dataclass(frozen=True)
@@ -100,20 +146,25 @@ class Method:
     settings
         Its settings, which presets of data sets and users override.
     prior
-        The class prior that trained probabilities carry: `"uniform"`, `"train"`, or a function of the configuration and
-        the classes. By default it follows from sampling, class weights and `prior_tau` of the last stage that trains a
-        head. A loss of your own that changes it, such as a logit-adjusted one, must name it.
+        The class prior that trained probabilities carry: `"uniform"`, `"train"`, or a
+        function of the configuration and the classes. By default it follows from
+        sampling, class weights and `prior_tau` of the last stage that trains a head. A
+        loss of your own that changes it, such as a logit-adjusted one, must name it.
     loss
-        From the configuration, the classes and the matrix of the training utility (or None) to a loss: a function of
-        logits (M,B,C), targets (B,) and the epoch that returns one value per sample.
+        From the configuration, the classes and the matrix of the training utility (or
+        None) to a loss: a function of logits (M,B,C), targets (B,) and the epoch that
+        returns one value per sample.
     stages, combination
-        The stages in order, and how particles are combined inside the network; by default a Decider averages them.
+        The stages in order, and how particles are combined inside the network; by
+        default a Decider averages them.
     utility, rule, target_prior
-        Those of the Decider that a training leaves behind. Any other utility can follow.
+        Those of the Decider that a training leaves behind. Any other utility can
+        follow.
     mixes
         Whether it can fit trees and mixtures to tables, and does so by default.
     options
-        Numbers that only this method has, by a name that no setting has. `config.method_options[name]` is the value.
+        Numbers that only this method has, by a name that no setting has.
+        `config.method_options[name]` is the value.
 
     Examples
     --------
@@ -124,7 +175,9 @@ class Method:
     summary: str
     reference: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    prior: Literal["train", "uniform"] | Callable[[TrainConfig, Classes], Matrix] = carried_prior
+    prior: Literal["train", "uniform"] | Callable[[TrainConfig, Classes], Matrix] = (
+        carried_prior
+    )
     loss: LossFactory = integrated_gain
     stages: tuple[Stage, ...] = (Stage(),)
     combination: CombinationFactory = factories.as_they_are
@@ -136,75 +189,183 @@ class Method:
 
     def __post_init__(self) -> None:
         expect(self.stages, "stages of a method is empty: expected one Stage or more")
-        routes = self.combination is not factories.as_they_are or all(stage.trains != "router" for stage in self.stages)
-        expect(routes, "`trains` of a stage is 'router', but its method has no `combination` with a router")
+        routes = self.combination is not factories.as_they_are or all(
+            stage.trains != "router" for stage in self.stages
+        )
+        expect(
+            routes,
+            "`trains` of a stage is 'router', but its method has no `combination` with"
+            " a router",
+        )
         if not callable(self.prior):
-            choose("prior of a method", str(self.prior), (*NAMED, "a function of configuration and classes"))
+            choose(
+                "prior of a method",
+                str(self.prior),
+                (*NAMED, "a function of configuration and classes"),
+            )
         for name in (name for name in self.options if name in TrainConfig.model_fields):
-            own = f"option {name!r} of a method has the name of a setting: name it otherwise, such as 'own_{name}'"
+            own = (
+                f"option {name!r} of a method has the name of a setting: name it"
+                f" otherwise, such as 'own_{name}'"
+            )
             raise InputError(f"{own}, or leave it out and use config.{name}")
-        for name, value in (pair for stage in self.stages for pair in vars(stage).items() if pair[0] in STAGE_NUMBERS):
+        for name, value in (
+            pair
+            for stage in self.stages
+            for pair in vars(stage).items()
+            if pair[0] in STAGE_NUMBERS
+        ):
             known = not isinstance(value, str) or value in self.options
             options = listing(self.options, 20) or "of which there are none"
-            expect(known, f"{name}={value!r} of a stage: expected a number, or an option of its method, {options}")
+            expect(
+                known,
+                f"{name}={value!r} of a stage: expected a number, or an option of its"
+                f" method, {options}",
+            )
 
     def carried(self, config: TrainConfig, classes: Classes) -> Prior:
-        """The class prior that trained probabilities carry: that of the last stage which trains a head."""
-        last = [Stage(), *(stage for stage in self.stages if stage.trains != "router")][-1]
-        found = self.prior(config.replace(**last.settings), classes) if callable(self.prior) else self.prior
+        """The class prior that trained probabilities carry: that of the last stage
+        which trains a head.
+        """
+        last = [Stage(), *(stage for stage in self.stages if stage.trains != "router")][
+            -1
+        ]
+        found = (
+            self.prior(config.replace(**last.settings), classes)
+            if callable(self.prior)
+            else self.prior
+        )
         return as_prior(found, classes, "prior of a method")
 
     def configure(self, values: Mapping[str, Any]) -> TrainConfig:
-        """The configuration with these settings, among which may be options, where they differ from the method's."""
+        """The configuration with these settings, among which may be options, where they
+        differ from the method's.
+        """
         values = {**self.settings, **values}
-        given = {**values.get("method_options", {}), **{k: v for k, v in values.items() if k in self.options}}
-        others = {name for method in METHODS.values() for name in method.options} | set(given)
-        foreign = [name for name in (*values, *given) if name in others and name not in self.options]
-        allowed = f"expected one of {listing(self.options, 20) or 'no options'}; `rfdlc methods` lists those of all"
-        expect(not foreign, f"{''.join(foreign[:1])} is not an option of this method: {allowed}")
-        options = {name: option.parse(name, given.get(name, option.default)) for name, option in self.options.items()}
-        settings = {name: value for name, value in values.items() if name not in self.options}
+        given = {
+            **values.get("method_options", {}),
+            **{k: v for k, v in values.items() if k in self.options},
+        }
+        others = {name for method in METHODS.values() for name in method.options} | set(
+            given
+        )
+        foreign = [
+            name
+            for name in (*values, *given)
+            if name in others and name not in self.options
+        ]
+        allowed = (
+            f"expected one of {listing(self.options, 20) or 'no options'}; `rfdlc"
+            " methods` lists those of all"
+        )
+        expect(
+            not foreign,
+            f"{''.join(foreign[:1])} is not an option of this method: {allowed}",
+        )
+        options = {
+            name: option.parse(name, given.get(name, option.default))
+            for name, option in self.options.items()
+        }
+        settings = {
+            name: value for name, value in values.items() if name not in self.options
+        }
         return TrainConfig(**{**settings, "method_options": options})
 
     def spans(self, config: TrainConfig) -> list[tuple[int, int]]:
         """Start and end epoch of every stage: [(0, 200), (200, 205)]."""
-        return list(pairwise(accumulate((stage.number("epochs", config) for stage in self.stages), initial=0)))
+        return list(
+            pairwise(
+                accumulate(
+                    (stage.number("epochs", config) for stage in self.stages), initial=0
+                )
+            )
+        )
 
     def relative_cost(self, epochs: int = 200) -> float:
-        """Work of a training of so many epochs, in trainings of one network: frozen layers have no backward pass."""
+        """Work of a training of so many epochs, in trainings of one network: frozen
+        layers have no backward pass.
+        """
         config = self.configure({"epochs": epochs})
         work, views = 0, config.consistency > 0  # another forward pass
         for stage in self.stages:
-            passes = (3 + views if stage.trains == "all" else 1) * (1 + stage.number("swag_samples", config))
+            passes = (3 + views if stage.trains == "all" else 1) * (
+                1 + stage.number("swag_samples", config)
+            )
             work += stage.number("epochs", config) * passes
         return float(config.particles * work / (3 * epochs))
 
 
 STAGE_NUMBERS = ("epochs", "learning_rate_factor", "swag_samples")
-ROWS = {"table": (64, 1024), "features": (64, 128), "images": (32, 128)}  # of a batch, by the preset
+ROWS = {
+    "table": (64, 1024),
+    "features": (64, 128),
+    "images": (32, 128),
+}  # of a batch, by the preset
 FEWEST_STEPS = 500  # of a training on features
-SMALL_CNN = {"optimiser": "adamw", "learning_rate": 3e-3, "weight_decay": 1e-2, "warmup": 1}  # of backbone=cnn
-FOLDS, MOST_FOLDED = 3, 20_000  # folds that calibrate heads and fine-tuned networks, up to so many samples
+SMALL_CNN = {
+    "optimiser": "adamw",
+    "learning_rate": 3e-3,
+    "weight_decay": 1e-2,
+    "warmup": 1,
+}  # of backbone=cnn
+FOLDS, MOST_FOLDED = (
+    3,
+    20_000,
+)  # folds that calibrate heads and fine-tuned networks, up to so many samples
 
-# The paper's protocol: steps x 0.01 after 80% and 90% of the epochs (audited); a linear head unless margins are used.
+# The paper's protocol: steps x 0.01 after 80% and 90% of the epochs (audited); a linear
+# head unless margins are used.
 _PLAIN = {"head": "linear", "schedule": "step"}
 _EFFECTIVE = {"weights": "effective", "weight_beta": 0.9999}
 _CB = {**_PLAIN, **_EFFECTIVE}
-_LDAM = {"margin": 0.5, "schedule": "step", "keep": (0.8,)}  # kept for forks: `ldam-drw` is the same until then
+_LDAM = {
+    "margin": 0.5,
+    "schedule": "step",
+    "keep": (0.8,),
+}  # kept for forks: `ldam-drw` is the same until then
 _LDAM_DRW = {**_LDAM, **_EFFECTIVE, "deferred": 0.8}
 _COSTS = Utility.tail_sensitive
 _THREE = {"particles": 3, "combine": "mean-logits"}
-_EXPERTS = {**_THREE, "shared_stages": 2, "schedule": "step", "decay": 0.1, "augment": "autoaugment"}
+_EXPERTS = {
+    **_THREE,
+    "shared_stages": 2,
+    "schedule": "step",
+    "decay": 0.1,
+    "augment": "autoaugment",
+}
 _RF_DLC = {**_THREE, "shared_stages": 1, "repulsion": "head"}
-_BALANCED = {"sampling": "balanced", "schedule": "cosine", "warmup": 0, "mixup": 0, "cutmix": 0, "repulsion": "none"}
-# Constants of other people's methods; docs/methods.md says where they are from and what differs.
-_HEAD_EPOCHS = {"head_epochs": Option(10, "epochs of the second stage, which trains a new head", low=1)}
-_NEW_HEAD = Stage(epochs="head_epochs", trains="head", settings=_BALANCED, reinitialize_head=True)
-_TEMPERATURE_SHARE = Option(0.05, "share of the class frequency in the late temperatures of the divergence", high=1)
+_BALANCED = {
+    "sampling": "balanced",
+    "schedule": "cosine",
+    "warmup": 0,
+    "mixup": 0,
+    "cutmix": 0,
+    "repulsion": "none",
+}
+# Constants of other people's methods; docs/methods.md says where they are from and what
+# differs.
+_HEAD_EPOCHS = {
+    "head_epochs": Option(
+        10, "epochs of the second stage, which trains a new head", low=1
+    )
+}
+_NEW_HEAD = Stage(
+    epochs="head_epochs", trains="head", settings=_BALANCED, reinitialize_head=True
+)
+_TEMPERATURE_SHARE = Option(
+    0.05,
+    "share of the class frequency in the late temperatures of the divergence",
+    high=1,
+)
 
 # Networks of a mixture: one per fold and one of all samples, averaged.
 NETWORKS: dict[str, dict[str, Any]] = {"mlp": {"backbone": "mlp"}}
-MIXED = {"backbone": "mixture", "particles": 1, "combine": "mean-logits", "calibration": "auto"}
+MIXED = {
+    "backbone": "mixture",
+    "particles": 1,
+    "combine": "mean-logits",
+    "calibration": "auto",
+}
 
 METHODS: dict[str, Method] = {
     # one network, one stage
@@ -338,42 +499,81 @@ METHODS: dict[str, Method] = {
 
 def find_method(name: str, run: Path | None = None) -> Method:
     """The method of this name, which a `run` may have been trained with."""
-    fix = "in Python, register it in rfdlc.methods.METHODS, then call rfdlc.resume(...) or rfdlc.Model.load(...)"
-    own = f"{run}: its method {name!r} is not one of rfdlc, and a run folder holds the name of a method, not its code"
+    fix = (
+        "in Python, register it in rfdlc.methods.METHODS, then call rfdlc.resume(...)"
+        " or rfdlc.Model.load(...)"
+    )
+    own = (
+        f"{run}: its method {name!r} is not one of rfdlc, and a run folder holds the"
+        " name of a method, not its code"
+    )
     if run is not None and name not in METHODS:
         raise InputError(f"{own}: {register_first(run)}; {fix}")
     return METHODS[choose_registered("method", name, METHODS)]
 
 
 def resolve(
-    method: str, data_name: str, overrides: Mapping[str, Any], kind: str = "", samples: int = 0
+    method: str,
+    data_name: str,
+    overrides: Mapping[str, Any],
+    kind: str = "",
+    samples: int = 0,
 ) -> tuple[Method, TrainConfig]:
-    """The method and its configuration: defaults, then the method's, then the data set's preset, then the user's.
+    """The method and its configuration: defaults, then the method's, then the data
+    set's preset, then the user's.
 
-    `kind` (images, features or table) and number of training `samples` say what suits data without a preset of their
-    own. A method that `mixes` trains a table as a mixture with trees.
+    `kind` (images, features or table) and number of training `samples` say what suits
+    data without a preset of their own. A method that `mixes` trains a table as a
+    mixture with trees.
     """
-    row, pretrained = find_method(method), str(overrides.get("pretrained", "none")).lower() not in ("none", "false")
+    row, pretrained = (
+        find_method(method),
+        str(overrides.get("pretrained", "none")).lower() not in ("none", "false"),
+    )
     found = preset(overrides.get("preset", "auto"), method, data_name, kind, pretrained)
     found |= found.pop("heads", {}).get(overrides.get("head", found.get("head")), {})
     sized = _sized(found["preset"], samples)
-    mixes = found["preset"] == "table" and row.mixes and overrides.get("backbone", "mixture") in TABULAR
+    mixes = (
+        found["preset"] == "table"
+        and row.mixes
+        and overrides.get("backbone", "mixture") in TABULAR
+    )
     suited = MIXED if mixes else {}
-    if overrides.get("backbone") == "cnn":  # it learns in few steps, which mixup slows down
-        suited = ({} if {*SMALL_CNN} & {*overrides} else SMALL_CNN) | ({"mixup": 0.0} if row.mixes else {})
+    if (
+        overrides.get("backbone") == "cnn"
+    ):  # it learns in few steps, which mixup slows down
+        suited = ({} if {*SMALL_CNN} & {*overrides} else SMALL_CNN) | (
+            {"mixup": 0.0} if row.mixes else {}
+        )
     uniform = "uniform" in (overrides.get("target_prior"), found.get("target_prior"))
     if found["preset"] == "features" and uniform and "calibration" in found:
-        found["calibration"] = "temperature"  # biases are noise where rare classes count alike and have one sample
-    config = row.configure({**sized, **found, **suited, **overrides, "preset": found["preset"]})
-    own = "warmup" in overrides or config.backbone in TABULAR  # otherwise most epochs are to have the full rate
-    return row, config if own else config.replace(warmup=min(config.warmup, math.ceil(config.epochs / 3)))
+        found[
+            "calibration"
+        ] = (  # biases are noise where rare classes count alike and have one sample
+            "temperature"
+        )
+    config = row.configure(
+        {**sized, **found, **suited, **overrides, "preset": found["preset"]}
+    )
+    own = (
+        "warmup" in overrides or config.backbone in TABULAR
+    )  # otherwise most epochs are to have the full rate
+    return row, (
+        config
+        if own
+        else config.replace(warmup=min(config.warmup, math.ceil(config.epochs / 3)))
+    )
 
 
 def _sized(preset: str, samples: int) -> dict[str, int]:
-    """Batches of about an eighth of the rows, so that an epoch has several steps; enough epochs to train heads."""
+    """Batches of about an eighth of the rows, so that an epoch has several steps;
+    enough epochs to train heads.
+    """
     if preset not in (*ROWS, "finetune") or not samples:
         return {}
-    folds = {"calibration_folds": FOLDS if samples <= MOST_FOLDED else 1}  # a tenth is enough of many samples
+    folds = {
+        "calibration_folds": FOLDS if samples <= MOST_FOLDED else 1
+    }  # a tenth is enough of many samples
     if preset == "finetune":
         return folds
     batch = min(ROWS[preset][1], max(ROWS[preset][0], 2 ** int(math.log2(samples / 8))))

@@ -1,4 +1,6 @@
-"""Plans of sweeps: what a TOML file asks for, the jobs that train it, and the rows of their table."""
+"""Plans of sweeps: what a TOML file asks for, the jobs that train it, and the rows of
+their table.
+"""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -41,7 +43,9 @@ class Search(_Section):
     space: dict[str, list[Any] | Range]
     metric: str = "held_out_nll"
     seed: int = 0
-    startup: PositiveInt = 10  # trials at random before the sampler learns, and before any is pruned
+    startup: PositiveInt = (
+        10  # trials at random before the sampler learns, and before any is pruned
+    )
     prune: bool = True
 
 
@@ -59,7 +63,9 @@ class Plan(_Section):
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
-        """The plan in a TOML file; raises an InputError that says what is wrong with it."""
+        """The plan in a TOML file; raises an InputError that says what is wrong with
+        it.
+        """
         try:
             found = cls.model_validate(tomllib.loads(path.read_text("utf-8")))
         except ValidationError as error:
@@ -68,28 +74,51 @@ class Plan(_Section):
             problem = f"{first['msg'][0].lower()}{first['msg'][1:]}"
             if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
                 known = f"expected one of {listing(cls.model_fields, 20)}"
-                problem = f"is not known here: {known}; settings are under [settings], or as lists under [grid]"
+                problem = (
+                    f"is not known here: {known}; settings are under [settings], or as"
+                    " lists under [grid]"
+                )
             raise InputError(f"{path}: {place}: {problem}") from None
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: cannot be read as TOML ({error})") from None
         for name, values in found.grid.items():
-            expect(values, f"{path}: grid.{name} has no values: expected a list such as [0.05, 0.1]")
+            expect(
+                values,
+                f"{path}: grid.{name} has no values: expected a list such as [0.05,"
+                " 0.1]",
+            )
         both = found.search is not None and (found.grid or found.runs != [{}])
-        expect(not both, f"{path}: has a search beside a grid or runs: keep one of them")
+        expect(
+            not both, f"{path}: has a search beside a grid or runs: keep one of them"
+        )
         return found
 
     def changes(self) -> list[dict[str, Any]]:
-        """What is different in each run: every combination of the grid, for each of `runs`."""
-        axes = [[(name, value) for value in values] for name, values in self.grid.items()]
-        return [{**run, **dict(chosen)} for run in self.runs for chosen in product(*axes)]
+        """What is different in each run: every combination of the grid, for each of
+        `runs`.
+        """
+        axes = [
+            [(name, value) for value in values] for name, values in self.grid.items()
+        ]
+        return [
+            {**run, **dict(chosen)} for run in self.runs for chosen in product(*axes)
+        ]
 
-    def job(self, out: Path, changes: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "Job":
+    def job(
+        self, out: Path, changes: Sequence[Mapping[str, Any]], names: Sequence[str]
+    ) -> "Job":
         """Runs with the same options of the data."""
         options, specs = dict(self.data_options), list[RunSpec]()
         for own, name in zip(changes, names, strict=True):
             settings = {**self.settings, **own}
-            options |= {key.removeprefix(OF_DATA): settings.pop(key) for key in [*settings] if key.startswith(OF_DATA)}
-            specs.append(RunSpec(out / name, str(settings.pop("method", "rf-dlc")), settings))
+            options |= {
+                key.removeprefix(OF_DATA): settings.pop(key)
+                for key in [*settings]
+                if key.startswith(OF_DATA)
+            }
+            specs.append(
+                RunSpec(out / name, str(settings.pop("method", "rf-dlc")), settings)
+            )
         return Job(self.data, self.root, options, specs)
 
 
@@ -102,11 +131,21 @@ class Job(NamedTuple):
     specs: Sequence[RunSpec]
 
     def train(self, networks: int = 24) -> None:
-        """Train to the end. A run whose loss is not a number is recorded, and the others go on."""
-        waiting = [spec for spec in self.specs if not (Path(spec.out) / STOPPED).exists()]
+        """Train to the end. A run whose loss is not a number is recorded, and the
+        others go on.
+        """
+        waiting = [
+            spec for spec in self.specs if not (Path(spec.out) / STOPPED).exists()
+        ]
         while waiting:
             try:
-                train_many(self.data, waiting, root=self.root, data_options=self.options, networks=networks)
+                train_many(
+                    self.data,
+                    waiting,
+                    root=self.root,
+                    data_options=self.options,
+                    networks=networks,
+                )
                 return
             except TrainingStopped as error:
                 lost = next(spec for spec in waiting if Path(spec.out) == error.path)
@@ -115,19 +154,27 @@ class Job(NamedTuple):
 
 
 def row_of(path: Path, changes: Mapping[str, Any], test: bool = True) -> Row:
-    """A run in the table: without metrics where it is not finished, and without those of `test` data if not asked."""
+    """A run in the table: without metrics where it is not finished, and without those
+    of `test` data if not asked.
+    """
     row: Row = {"run": path.name, "state": "waiting", **changes}
     if (path / STOPPED).exists():
         return row | {"state": "diverged"}
     if not (path / "metrics.json").exists():
-        return row | ({"state": "unfinished"} if (path / "config.json").exists() else {})
+        return row | (
+            {"state": "unfinished"} if (path / "config.json").exists() else {}
+        )
     metrics = read_json(path / "metrics.json")
     row["state"] = "finished"
-    for part, prefix in (("held_out_balanced", "held_out"), ("test", "test"))[: 1 + test]:
+    for part, prefix in (("held_out_balanced", "held_out"), ("test", "test"))[
+        : 1 + test
+    ]:
         own = metrics.get(part, {})
         row |= {f"{prefix}_{name}": own[name] for name in METRICS_SHOWN if name in own}
     if test and "test_tail_sensitive" in metrics:
-        row["test_tail_sensitive_utility"] = metrics["test_tail_sensitive"].get("mean_utility")
+        row["test_tail_sensitive_utility"] = metrics["test_tail_sensitive"].get(
+            "mean_utility"
+        )
     return row
 
 

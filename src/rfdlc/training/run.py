@@ -1,4 +1,5 @@
-"""Run: a training in its folder. The folder is all that commands share; every file is written whole or not at all.
+"""Run: a training in its folder. The folder is all that commands share; every file is
+written whole or not at all.
 
 config.json        method, settings, where the data came from      classes.json       names and training counts
 last.ckpt          all that continues the training (safetensors)   epoch-N.ckpt       checkpoints that were kept
@@ -35,7 +36,14 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
-from rfdlc.files import as_csv, owned, parse_json, read_json, replace_durably, runs_inside
+from rfdlc.files import (
+    as_csv,
+    owned,
+    parse_json,
+    read_json,
+    replace_durably,
+    runs_inside,
+)
 from rfdlc.imports import recorded
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import Method, find_method
@@ -47,7 +55,11 @@ HASHED = 4096  # samples at a time
 PREFIXES = "net.", "state."  # of the tensors of a checkpoint
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 CHECKSUM = "sha256"  # in the metadata of files of weights
-GONE = {"consistency_target", "consistency_view", "consistency_temperature"}  # settings of earlier versions
+GONE = {
+    "consistency_target",
+    "consistency_view",
+    "consistency_temperature",
+}  # settings of earlier versions
 
 Rows = list[dict[str, Any]]
 
@@ -64,55 +76,108 @@ class Checkpoint:
 
 
 class Run:
-    """A training run: its folder, method and config, and how far it is. Of several processes, one `writes`."""
+    """A training run: its folder, method and config, and how far it is. Of several
+    processes, one `writes`.
+    """
 
     def __init__(self, path: str | Path, writes: bool = True) -> None:
         self.path, self.writes, self.phase, self.epoch = Path(path), writes, 0, 0
         self.history: Rows = []
-        self.trained: dict[str, Tensor] = {}  # weights of the training before a warm refit
-        self._made: dict[str, Any] | None = None  # the config.json that this process wrote
-        self._refit: tuple[Any, Any] = (None, None)  # the config, and the same with the epochs of a refit
+        self.trained: dict[
+            str, Tensor
+        ] = {}  # weights of the training before a warm refit
+        self._made: dict[str, Any] | None = (
+            None  # the config.json that this process wrote
+        )
+        self._refit: tuple[Any, Any] = (
+            None,
+            None,
+        )  # the config, and the same with the epochs of a refit
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Only this process writes the folder meanwhile; what a killed one left half-written is removed."""
+        """Only this process writes the folder meanwhile; what a killed one left
+        half-written is removed.
+        """
         if not self.writes:
             yield
             return
         with owned(self.path / ".lock") as other:
-            expect(not other, f"{self.path} is being written by {other}: wait until it ends, or choose another folder")
-            same = self._made is None or read_json(self.path / "config.json") == json.loads(json.dumps(self._made))
-            expect(same, f"{self.path} was made by another process at the same time: choose another folder")
+            expect(
+                not other,
+                f"{self.path} is being written by {other}: wait until it ends, or"
+                " choose another folder",
+            )
+            same = self._made is None or read_json(
+                self.path / "config.json"
+            ) == json.loads(json.dumps(self._made))
+            expect(
+                same,
+                f"{self.path} was made by another process at the same time: choose"
+                " another folder",
+            )
             for left in self.path.glob(".*.tmp"):
                 left.unlink(missing_ok=True)
             yield
 
     def create(
-        self, data: Mapping[str, Any], classes: Classes, copies: Mapping[str, Path] | None = None, **more: Any
+        self,
+        data: Mapping[str, Any],
+        classes: Classes,
+        copies: Mapping[str, Path] | None = None,
+        **more: Any,
     ) -> None:
-        """Make the folder, if there is none, of this method and config on what `describe_data` gave, with `copies`."""
+        """Make the folder, if there is none, of this method and config on what
+        `describe_data` gave, with `copies`.
+        """
         if self.exists or not self.writes:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{self.path} cannot be made a run folder ({error.strerror}): choose another") from None
-        versions = {"rfdlc": __version__, "python": platform.python_version(), "torch": torch.__version__}
-        hardware = {"platform": platform.platform(), "threads": torch.get_num_threads(), "numpy": np.__version__}
-        hardware["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        described = {"method": self.method_name, "settings": self.config.to_dict(), "data": data, **recorded(), **more}
+            raise InputError(
+                f"{self.path} cannot be made a run folder ({error.strerror}): choose"
+                " another"
+            ) from None
+        versions = {
+            "rfdlc": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        }
+        hardware = {
+            "platform": platform.platform(),
+            "threads": torch.get_num_threads(),
+            "numpy": np.__version__,
+        }
+        hardware["gpu"] = (
+            torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        )
+        described = {
+            "method": self.method_name,
+            "settings": self.config.to_dict(),
+            "data": data,
+            **recorded(),
+            **more,
+        }
         if self.start is not None:
             self.write("pretrained.safetensors", save(plain_tensors(self.start)))
         for name, source in (copies or {}).items():
             self.write(name, partial(shutil.copyfile, source))
         self.write_json("classes.json", classes.to_dict())
         self.write_json("environment.json", {**versions, **hardware})
-        self._made = {"format": FORMAT, "version": VERSION, "rfdlc": __version__, **described}
+        self._made = {
+            "format": FORMAT,
+            "version": VERSION,
+            "rfdlc": __version__,
+            **described,
+        }
         self.write_json("config.json", self._made)  # last
 
     @cached_property
     def start(self) -> Weights | None:
-        """The weights that its networks start from (setting `pretrained`); None for random ones."""
+        """The weights that its networks start from (setting `pretrained`); None for
+        random ones.
+        """
         path = self.path / "pretrained.safetensors"
         with _readable(path, "a file of weights"):
             return load_file(path) if path.exists() else None
@@ -129,28 +194,59 @@ class Run:
     def metadata(self) -> dict[str, Any]:
         """config.json: method, settings, and where the data came from."""
         table = self.read_json("config.json")
-        expect(table.get("format") == FORMAT, f"{self.path}/config.json is not of a run (expected format {FORMAT})")
-        version = f"{self.path} has format version {table.get('version')}, written by rfdlc {table.get('rfdlc')}"
-        expect(table.get("version") in READABLE, f"{version}: this rfdlc {__version__} reads versions 1 and 2")
-        for name, kind, inner in (("method", str, ""), ("settings", dict, "method_options"), ("data", dict, "options")):
-            fits = isinstance(table.get(name), kind) and (not inner or isinstance(table[name].get(inner, {}), dict))
-            expect(fits, f"{self.path}/config.json is damaged: {name!r} is missing or of another kind")
+        expect(
+            table.get("format") == FORMAT,
+            f"{self.path}/config.json is not of a run (expected format {FORMAT})",
+        )
+        version = (
+            f"{self.path} has format version {table.get('version')}, written by rfdlc"
+            f" {table.get('rfdlc')}"
+        )
+        expect(
+            table.get("version") in READABLE,
+            f"{version}: this rfdlc {__version__} reads versions 1 and 2",
+        )
+        for name, kind, inner in (
+            ("method", str, ""),
+            ("settings", dict, "method_options"),
+            ("data", dict, "options"),
+        ):
+            fits = isinstance(table.get(name), kind) and (
+                not inner or isinstance(table[name].get(inner, {}), dict)
+            )
+            expect(
+                fits,
+                f"{self.path}/config.json is damaged: {name!r} is missing or of another"
+                " kind",
+            )
         return table
 
     @cached_property
     def config(self) -> TrainConfig:
-        """The settings; what a folder of an earlier version does not have is as it was then, the default."""
+        """The settings; what a folder of an earlier version does not have is as it was
+        then, the default.
+        """
         stored = self.metadata["settings"] | self.chosen
         settings = {name: value for name, value in stored.items() if name not in GONE}
-        if "tune" not in settings and settings.get("augment") == "auto":  # of earlier versions
+        if (
+            "tune" not in settings and settings.get("augment") == "auto"
+        ):  # of earlier versions
             settings["augment"] = "crop-flip"
-        if self.metadata["version"] == 1:  # its target prior was the prior to train for, and never corrected
-            settings = {**settings, "trained_prior": settings.get("target_prior", ()), "target_prior": "scores"}
+        if (
+            self.metadata["version"] == 1
+        ):  # its target prior was the prior to train for, and never corrected
+            settings = {
+                **settings,
+                "trained_prior": settings.get("target_prior", ()),
+                "target_prior": "scores",
+            }
         return self.method.configure({**dict(TrainConfig()), **settings})
 
     @property
     def tuning(self) -> TrialPlan | None:
-        """Trials before the training, and what they chose; None where there are none."""
+        """Trials before the training, and what they chose; None where there are
+        none.
+        """
         path = self.path / TUNING
         return TrialPlan.read(self.read_json(TUNING), path) if path.exists() else None
 
@@ -161,7 +257,9 @@ class Run:
 
     @property
     def given(self) -> set[str]:
-        """The settings that the user chose, where there are trials, which leave these as they are."""
+        """The settings that the user chose, where there are trials, which leave these
+        as they are.
+        """
         return set(self.metadata.get("given", ()))
 
     @cached_property
@@ -188,7 +286,9 @@ class Run:
     def phase_config(self) -> TrainConfig:
         """The settings, with the epochs of the training that goes on."""
         own = self.config.refit_epochs if self.refits else 0
-        if own and self._refit[0] is not self.config:  # made once: every epoch asks several times
+        if (
+            own and self._refit[0] is not self.config
+        ):  # made once: every epoch asks several times
             self._refit = self.config, self.config.replace(epochs=own)
         return self._refit[1] if own else self.config
 
@@ -200,18 +300,35 @@ class Run:
         try:
             return read_json(self.path / name)
         except InputError as error:
-            raise InputError(runs_inside(self.path) or f"{self.path} is not a run folder: {error}") from None
+            raise InputError(
+                runs_inside(self.path) or f"{self.path} is not a run folder: {error}"
+            ) from None
 
     def checkpoint(self, name: str = LAST) -> Checkpoint | None:
-        """The last checkpoint, the one before it where it is damaged or missing, or a kept one; None if none exists."""
+        """The last checkpoint, the one before it where it is damaged or missing, or a
+        kept one; None if none exists.
+        """
         names = (LAST, PREVIOUS) if name == LAST else (name,)
         paths = [path for path in map(self.path.joinpath, names) if path.exists()]
         for path in paths:
             try:
                 with _readable(path, "a checkpoint"):
                     found, meta = read_weights(path)
-                    net, state = ({k.removeprefix(p): v for k, v in found.items() if k.startswith(p)} for p in PREFIXES)
-                    return Checkpoint(int(meta["phase"]), int(meta["epoch"]), net, state, parse_json(meta["history"]))
+                    net, state = (
+                        {
+                            k.removeprefix(p): v
+                            for k, v in found.items()
+                            if k.startswith(p)
+                        }
+                        for p in PREFIXES
+                    )
+                    return Checkpoint(
+                        int(meta["phase"]),
+                        int(meta["epoch"]),
+                        net,
+                        state,
+                        parse_json(meta["history"]),
+                    )
             except InputError as error:
                 if path == paths[-1]:
                     raise
@@ -219,25 +336,44 @@ class Run:
         return None
 
     def weights(self, name: str = "model.safetensors") -> dict[str, Tensor]:
-        """The trained weights, or those of the last checkpoint while training goes on; or what another file holds."""
+        """The trained weights, or those of the last checkpoint while training goes on;
+        or what another file holds.
+        """
         path, fix = self.path / name, f"`rfdlc resume {self.path}`"
         if path.exists():
             with _readable(path, "a file of weights"):
                 return read_weights(path)[0]
         if (found := self.checkpoint()) is None:
-            raise InputError(f"{self.path} has no trained weights yet: train it with {fix}")
-        early = f"is not trained to the end: these are the weights after epoch {found.epoch}, not calibrated"
+            raise InputError(
+                f"{self.path} has no trained weights yet: train it with {fix}"
+            )
+        early = (
+            "is not trained to the end: these are the weights after epoch"
+            f" {found.epoch}, not calibrated"
+        )
         warnings.warn(f"{self.path} {early}; finish it with {fix}", stacklevel=2)
         return found.net
 
-    def save_checkpoint(self, checkpoint: Checkpoint, kept_as: str | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: Checkpoint, kept_as: str | None = None
+    ) -> None:
         """Write last.ckpt, then history.csv, which follows from it."""
         if not self.writes:
             return
         both = zip(PREFIXES, (checkpoint.net, checkpoint.state), strict=True)
-        named = {f"{prefix}{name}": tensor for prefix, tensors in both for name, tensor in tensors.items()}
-        known = {"phase": checkpoint.phase, "epoch": checkpoint.epoch, "history": checkpoint.history}
-        data = checksummed(named, {name: json.dumps(value) for name, value in known.items()})
+        named = {
+            f"{prefix}{name}": tensor
+            for prefix, tensors in both
+            for name, tensor in tensors.items()
+        }
+        known = {
+            "phase": checkpoint.phase,
+            "epoch": checkpoint.epoch,
+            "history": checkpoint.history,
+        }
+        data = checksummed(
+            named, {name: json.dumps(value) for name, value in known.items()}
+        )
         for name in filter(None, (kept_as, LAST)):
             self.write(name, data)
         self.write_history(checkpoint.history)
@@ -247,15 +383,23 @@ class Run:
         self.write("history.csv", as_csv(rows))
 
     def write_json(self, name: str, table: Mapping[str, Any]) -> None:
-        self.write(name, (json.dumps(table, indent=1, ensure_ascii=False) + "\n").encode())
+        self.write(
+            name, (json.dumps(table, indent=1, ensure_ascii=False) + "\n").encode()
+        )
 
     def write(self, name: str, content: bytes | Callable[[Path], object]) -> None:
-        """Bytes, or a file written by a function: at any time the folder has the old one or the new one, complete."""
+        """Bytes, or a file written by a function: at any time the folder has the old
+        one or the new one, complete.
+        """
         if not self.writes:
             return
         temporary = self.path / f".{name}.{os.getpid()}.tmp"
         try:
-            temporary.write_bytes(content) if isinstance(content, bytes) else content(temporary)
+            (
+                temporary.write_bytes(content)
+                if isinstance(content, bytes)
+                else content(temporary)
+            )
             if name == LAST:
                 with suppress(FileNotFoundError):
                     os.replace(self.path / LAST, self.path / PREVIOUS)
@@ -263,10 +407,17 @@ class Run:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            intact = (f"{n} is intact" for n in (LAST, PREVIOUS) if (self.path / n).exists())
+            intact = (
+                f"{n} is intact" for n in (LAST, PREVIOUS) if (self.path / n).exists()
+            )
             state = next(intact, "there was no checkpoint yet")
-            problem = f"{self.path}/{name} cannot be written ({error.strerror or error}); {state}"
-            raise InputError(f"{problem}: free some disk space, then `rfdlc resume {self.path}`") from None
+            problem = (
+                f"{self.path}/{name} cannot be written ({error.strerror or error});"
+                f" {state}"
+            )
+            raise InputError(
+                f"{problem}: free some disk space, then `rfdlc resume {self.path}`"
+            ) from None
 
 
 @contextmanager
@@ -279,17 +430,27 @@ def _readable(path: Path, what: str) -> Iterator[None]:
         raise InputError(f"{path} is not {what} ({error})") from None
 
 
-def checksummed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+def checksummed(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """A safetensors file whose metadata has a checksum of the tensors."""
     plain = plain_tensors(tensors)
     return save(plain, {**(metadata or {}), CHECKSUM: _checksum(plain)})
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; raises where its checksum, if it has one, is wrong."""
+    """Tensors and metadata of a safetensors file; raises where its checksum, if it has
+    one, is wrong.
+    """
     with safe_open(path, framework="pt") as file:
-        meta, tensors = file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    damaged = f"{path} is damaged: its checksum is wrong; restore it from a copy, or train the run again"
+        meta, tensors = (
+            file.metadata() or {},
+            {key: file.get_tensor(key) for key in file.keys()},
+        )
+    damaged = (
+        f"{path} is damaged: its checksum is wrong; restore it from a copy, or train"
+        " the run again"
+    )
     expect(CHECKSUM not in meta or meta[CHECKSUM] == _checksum(tensors), damaged)
     return tensors, meta
 
@@ -304,97 +465,187 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 
 def plain_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors that are ready for a file."""
-    return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    return {
+        name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()
+    }
 
 
-def describe_data(data: Dataset, source: Any, root: str | Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run folder keeps of its data: how to load them again, what a model needs, and a fingerprint."""
+def describe_data(
+    data: Dataset, source: Any, root: str | Path | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a run folder keeps of its data: how to load them again, what a model needs,
+    and a fingerprint.
+    """
     scale, broken = data.normalisation, "; ".join(by_reason(data.skipped))
     where = {"source": str(source), "root": None if root is None else str(root)}
     return {
         **(where if isinstance(source, str | Path) else {}),
-        "options": json.loads(json.dumps(dict(options), default=str)),  # paths and numbers of numpy as text
+        "options": json.loads(
+            json.dumps(dict(options), default=str)
+        ),  # paths and numbers of numpy as text
         "name": data.name,
         "input_shape": list(data.input_shape),
-        "normalisation": None if scale is None else {"mean": list(scale.mean), "std": list(scale.std)},
+        "normalisation": (
+            None
+            if scale is None
+            else {"mean": list(scale.mean), "std": list(scale.std)}
+        ),
         "encoder": None if data.encoder is None else data.encoder.to_dict(),
         **({"resizing": None} if data.resizing is None else data.resizing.to_dict()),
-        "embedding": None if data.embedding is None else data.embedding.model_dump(mode="json"),
+        "embedding": (
+            None if data.embedding is None else data.embedding.model_dump(mode="json")
+        ),
         "fingerprint": fingerprint(data),
-        "notes": [*data.notes, *([f"broken, left out: {len(data.skipped)}: {broken}"] if broken else [])],
+        "notes": [
+            *data.notes,
+            *([f"broken, left out: {len(data.skipped)}: {broken}"] if broken else []),
+        ],
     }
 
 
 def load_for(
-    source: Any, root: str | Path | None, options: Mapping[str, Any], config: TrainConfig, start: Start
+    source: Any,
+    root: str | Path | None,
+    options: Mapping[str, Any],
+    config: TrainConfig,
+    start: Start,
 ) -> tuple[Dataset, dict[str, Any]]:
-    """The data as a network expects them, and the options that load them so: image files are decoded at its size."""
+    """The data as a network expects them, and the options that load them so: image
+    files are decoded at its size.
+    """
     if isinstance(source, Dataset):
-        expect(not options, f"a Dataset is loaded already: give data_options ({', '.join(options)}) to rfdlc.load")
+        expect(
+            not options,
+            f"a Dataset is loaded already: give data_options ({', '.join(options)}) to"
+            " rfdlc.load",
+        )
         data, options = source, {}
     else:
-        options = {**sizes_for(source, root, config, start, options.get("drop")), **options}
+        options = {
+            **sizes_for(source, root, config, start, options.get("drop")),
+            **options,
+        }
         data = load(source, root=root, **options)
     if start.preprocessing is not None:
-        data = replace(data, normalisation=Normalisation(start.preprocessing.mean, start.preprocessing.std))
+        data = replace(
+            data,
+            normalisation=Normalisation(
+                start.preprocessing.mean, start.preprocessing.std
+            ),
+        )
     return data, options
 
 
-def sizes_for(source: Any, root: str | Path | None, config: TrainConfig, start: Start, drop: Any) -> dict[str, Any]:
-    """The options that decode image files as a network expects them; none for other data."""
-    known = () if isinstance(source, Dataset) else options_of(find_reader(source, root, drop)[0])
+def sizes_for(
+    source: Any, root: str | Path | None, config: TrainConfig, start: Start, drop: Any
+) -> dict[str, Any]:
+    """The options that decode image files as a network expects them; none for other
+    data.
+    """
+    known = (
+        ()
+        if isinstance(source, Dataset)
+        else options_of(find_reader(source, root, drop)[0])
+    )
     wanted = config.replace(**start.settings)
-    sized: dict[str, Any] = {"image_size": wanted.image_size} if wanted.image_size else {}
-    sized |= {"interpolation": wanted.interpolation} if wanted.interpolation != "auto" else {}
+    sized: dict[str, Any] = (
+        {"image_size": wanted.image_size} if wanted.image_size else {}
+    )
+    sized |= (
+        {"interpolation": wanted.interpolation}
+        if wanted.interpolation != "auto"
+        else {}
+    )
     return {name: value for name, value in sized.items() if name in known}
 
 
 def data_of(run: Run, data: Any = None) -> Dataset:
-    """The data that a run was trained on, passed again or loaded from where they were; other data are refused."""
+    """The data that a run was trained on, passed again or loaded from where they were;
+    other data are refused.
+    """
     table = run.metadata["data"]
     given = data if data is not None else table.get("source")
-    expect(given is not None, f"{run.path} was trained on data in memory: pass the same data again, resume(path, data)")
+    expect(
+        given is not None,
+        f"{run.path} was trained on data in memory: pass the same data again,"
+        " resume(path, data)",
+    )
     if isinstance(given, Dataset):
         found = given
     else:
         root, options = table.get("root"), table.get("options", {})
-        if "centre" in table and "fit" in options_of(find_reader(given, root)[0]):  # earlier versions always cropped
+        if "centre" in table and "fit" in options_of(
+            find_reader(given, root)[0]
+        ):  # earlier versions always cropped
             options = {"fit": "crop"} | options
         found = load(given, root=root, **options)
     before = table["fingerprint"]
     if isinstance(before, dict):
         now = fingerprint(found)
-        changed = [f"{what} ({before.get(what)}, now {now[what]})" for what in now if before.get(what) != now[what]]
+        changed = [
+            f"{what} ({before.get(what)}, now {now[what]})"
+            for what in now
+            if before.get(what) != now[what]
+        ]
     else:  # of earlier versions
         changed = ["labels or samples"] if before != _fingerprint_of_some(found) else []
-    other = f"{run.path} was trained on other data than {found.name}: other {', '.join(changed)}"
-    expect(not changed, f"{other}: pass the data that it was trained on, or train a new run")
+    other = (
+        f"{run.path} was trained on other data than {found.name}: other"
+        f" {', '.join(changed)}"
+    )
+    expect(
+        not changed,
+        f"{other}: pass the data that it was trained on, or train a new run",
+    )
     scale = table["normalisation"]  # which may be a pretrained network's
-    return replace(found, normalisation=None if scale is None else Normalisation(*map(tuple, scale.values())))
+    return replace(
+        found,
+        normalisation=(
+            None if scale is None else Normalisation(*map(tuple, scale.values()))
+        ),
+    )
 
 
 def fingerprint(data: Dataset) -> dict[str, Any]:
-    """The number of samples that a run is trained and calibrated on, and hashes of their labels and contents in order.
+    """The number of samples that a run is trained and calibrated on, and hashes of
+    their labels and contents in order.
 
-    Of image files, names and sizes are hashed, not contents and times: a copy of the folder is the same data.
+    Of image files, names and sizes are hashed, not contents and times: a copy of the
+    folder is the same data.
     """
     splits = [split for name, split in data.splits.items() if name != "test"]
     labels, contents = hashlib.sha256(), hashlib.sha256()
     for split in splits:
         labels.update(np.ascontiguousarray(split.labels).tobytes())
         if isinstance(split.inputs, ImageFiles):
-            contents.update(b"".join(part.tobytes() for part in split.inputs.names.packed))
+            contents.update(
+                b"".join(part.tobytes() for part in split.inputs.names.packed)
+            )
             contents.update(np.array(split.inputs.sizes()).tobytes())
             continue
         for start in range(0, len(split), HASHED):
-            contents.update(np.ascontiguousarray(split.inputs[start : start + HASHED]).tobytes())
-    return {"samples": sum(map(len, splits)), "labels": labels.hexdigest()[:16], "contents": contents.hexdigest()[:16]}
+            contents.update(
+                np.ascontiguousarray(split.inputs[start : start + HASHED]).tobytes()
+            )
+    return {
+        "samples": sum(map(len, splits)),
+        "labels": labels.hexdigest()[:16],
+        "contents": contents.hexdigest()[:16],
+    }
 
 
 def _fingerprint_of_some(data: Dataset) -> str:
-    """As earlier versions wrote it: of the training labels in order, and of 64 samples."""
+    """As earlier versions wrote it: of the training labels in order, and of 64
+    samples.
+    """
     digest = hashlib.sha256(np.ascontiguousarray(data.train.labels).tobytes())
-    some = np.linspace(0, len(data.train) - 1, min(64, len(data.train))).astype(np.int64)
+    some = np.linspace(0, len(data.train) - 1, min(64, len(data.train))).astype(
+        np.int64
+    )
     few = data.train.take(some).inputs
-    digest.update("\n".join(few.names).encode() if isinstance(few, ImageFiles) else np.ascontiguousarray(few).tobytes())
+    digest.update(
+        "\n".join(few.names).encode()
+        if isinstance(few, ImageFiles)
+        else np.ascontiguousarray(few).tobytes()
+    )
     return digest.hexdigest()[:16]

@@ -1,6 +1,8 @@
-"""Sweeps: many trainings from one TOML file, each in a run folder of its own, here, on Ray or as a SLURM array.
+"""Sweeps: many trainings from one TOML file, each in a run folder of its own, here, on
+Ray or as a SLURM array.
 
-The run folders are all that a sweep remembers. Started again, it continues them, and its table is the same.
+The run folders are all that a sweep remembers. Started again, it continues them, and
+its table is the same.
 """
 
 import os
@@ -21,51 +23,85 @@ from rfdlc.training.searching import search
 
 ENGINES = ("local", "ray", "slurm")
 SCRIPT = "sweep.sbatch"
-APART = ("backbone", "pretrained", "backbone_options", "image_size")  # runs that differ in these are trained in turn
+APART = (
+    "backbone",
+    "pretrained",
+    "backbone_options",
+    "image_size",
+)  # runs that differ in these are trained in turn
 MOST_RUNS, LONGEST_NAME = 10_000, 120
 DEVIATION = "_deviation"  # behind the name of a metric
 RETRIES = 3  # of a job on Ray whose worker has died
 
 
 def sweep(
-    file: str | Path, out: str | Path | None = None, *, engine: str = "local", address: str | None = None,
-    runs_per_job: int = 1, job: int | None = None, networks: int = 24, collect: bool = False,
-) -> list[Row]:  # fmt: skip
-    """Train a grid of settings, or search among them; each run is in a folder of its own.
+    file: str | Path,
+    out: str | Path | None = None,
+    *,
+    engine: str = "local",
+    address: str | None = None,
+    runs_per_job: int = 1,
+    job: int | None = None,
+    networks: int = 24,
+    collect: bool = False,
+) -> list[Row]:
+    """Train a grid of settings, or search among them; each run is in a folder of its
+    own.
 
-    After an interruption, make the same call again: finished runs stay, unfinished ones are continued, and the table is
-    the same.
+    After an interruption, make the same call again: finished runs stay, unfinished ones
+    are continued, and the table is the same.
 
     Parameters
     ----------
     file
-        A TOML file with `data`, `settings` of all runs, and a `grid`, a list of `runs` or a `search`.
+        A TOML file with `data`, `settings` of all runs, and a `grid`, a list of `runs`
+        or a `search`.
     out
-        The folder of the run folders and of `table.csv`; by default `out` of the file, or `runs/` and its name.
+        The folder of the run folders and of `table.csv`; by default `out` of the file,
+        or `runs/` and its name.
     engine, address
-        `local`: side by side in this process. `ray`: as tasks of a cluster. `slurm`: write a script for an array.
+        `local`: side by side in this process. `ray`: as tasks of a cluster. `slurm`:
+        write a script for an array.
     runs_per_job, job
-        For `ray` and `slurm`: how many runs one job trains side by side. `job` trains one of them, here.
+        For `ray` and `slurm`: how many runs one job trains side by side. `job` trains
+        one of them, here.
     networks, collect
         The largest number of networks of a stack; `collect` trains nothing.
 
     Returns
     -------
     list of dict
-        One row per run: its name, state and settings, and its metrics on held-out and on test data.
+        One row per run: its name, state and settings, and its metrics on held-out and
+        on test data.
     """
     path = Path(file).expanduser()
     plan, folder = Plan.read(path), folder_of(path, out)
     choose("engine", engine, ENGINES)
     expect(runs_per_job >= 1, f"runs_per_job is {runs_per_job}: expected 1 or more")
     if plan.search is not None:
-        expect(engine == "local" and job is None, "a search asks for one trial after another: use engine=local")
+        expect(
+            engine == "local" and job is None,
+            "a search asks for one trial after another: use engine=local",
+        )
         return search(plan, folder, collect=collect)
     changes = plan.changes()
-    expect(len(changes) <= MOST_RUNS, f"{path}: has {len(changes):,} runs: expected at most {MOST_RUNS:,}")
-    names, most = names_of(changes), len(changes) if engine == "local" and job is None else runs_per_job
-    parts = [group[at : at + most] for group in _groups(changes) for at in range(0, len(group), most)]
-    jobs = [plan.job(folder, [changes[i] for i in own], [names[i] for i in own]) for own in parts]
+    expect(
+        len(changes) <= MOST_RUNS,
+        f"{path}: has {len(changes):,} runs: expected at most {MOST_RUNS:,}",
+    )
+    names, most = (
+        names_of(changes),
+        len(changes) if engine == "local" and job is None else runs_per_job,
+    )
+    parts = [
+        group[at : at + most]
+        for group in _groups(changes)
+        for at in range(0, len(group), most)
+    ]
+    jobs = [
+        plan.job(folder, [changes[i] for i in own], [names[i] for i in own])
+        for own in parts
+    ]
     if job is not None:
         expect(0 <= job < len(jobs), f"job is {job}: expected 0 to {len(jobs) - 1}")
         jobs[job].train(networks)
@@ -75,7 +111,9 @@ def sweep(
         _on_ray(jobs, address, networks)
     for each in jobs if engine == "local" and job is None and not collect else ():
         each.train(networks)
-    rows = [row_of(folder / name, own) for name, own in zip(names, changes, strict=True)]
+    rows = [
+        row_of(folder / name, own) for name, own in zip(names, changes, strict=True)
+    ]
     if job is None and folder.is_dir():
         write_rows(folder / TABLE, rows)
     return rows
@@ -93,23 +131,41 @@ def names_of(changes: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> names_of([{"method": "ce", "seed": 0}, {"method": "ce", "seed": 1}, {}])
     ['method=ce,seed=0', 'method=ce,seed=1', 'run']
     """
-    texts = [",".join(f"{name}={value}" for name, value in own.items()) or "run" for own in changes]
-    names = [re.sub(r"[^\w.,=+-]+", "_", text)[:LONGEST_NAME].lstrip(".") for text in texts]
+    texts = [
+        ",".join(f"{name}={value}" for name, value in own.items()) or "run"
+        for own in changes
+    ]
+    names = [
+        re.sub(r"[^\w.,=+-]+", "_", text)[:LONGEST_NAME].lstrip(".") for text in texts
+    ]
     times = Counter(names)
-    return [name if times[name] == 1 else f"{name}-{number}" for number, name in enumerate(names)]
+    return [
+        name if times[name] == 1 else f"{name}-{number}"
+        for number, name in enumerate(names)
+    ]
 
 
 def _groups(changes: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Positions of runs that may be trained by one call: on the same data, with the same kind of network."""
+    """Positions of runs that may be trained by one call: on the same data, with the
+    same kind of network.
+    """
     found: dict[str, list[int]] = {}
     for number, own in enumerate(changes):
-        key = str([(name, value) for name, value in sorted(own.items()) if name.startswith(OF_DATA) or name in APART])
+        key = str(
+            [
+                (name, value)
+                for name, value in sorted(own.items())
+                if name.startswith(OF_DATA) or name in APART
+            ]
+        )
         found.setdefault(key, []).append(number)
     return list(found.values())
 
 
 def _on_ray(jobs: Sequence[Job], address: str | None, networks: int) -> None:
-    """One task per job, with a GPU of its own where the cluster has any. Ray tries again where a worker has died."""
+    """One task per job, with a GPU of its own where the cluster has any. Ray tries
+    again where a worker has died.
+    """
     try:
         import ray
     except ModuleNotFoundError:
@@ -137,10 +193,22 @@ def _train_in(folder: str, imports: Sequence[str], job: Job, networks: int) -> N
 
 
 def write_script(folder: Path, file: Path, jobs: int, runs_per_job: int) -> Path:
-    """The SLURM script of an array with one task per job; a task that is put back into the queue continues."""
+    """The SLURM script of an array with one task per job; a task that is put back into
+    the queue continues.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     own = [word for name in IMPORTED for word in ("--import", name)]
-    given = shlex.join([*own, "sweep", str(file), "--out", str(folder), "--runs-per-job", str(runs_per_job)])
+    given = shlex.join(
+        [
+            *own,
+            "sweep",
+            str(file),
+            "--out",
+            str(folder),
+            "--runs-per-job",
+            str(runs_per_job),
+        ]
+    )
     text = f"""#!/bin/bash
 #SBATCH --array=0-{jobs - 1} --requeue --job-name={re.sub(r"[^A-Za-z0-9_.-]", "-", file.stem)}
 #SBATCH --gpus-per-task=1 --cpus-per-task=8 --output={shlex.quote(str(folder / "slurm-%a.log"))}
@@ -152,7 +220,8 @@ rfdlc {given} --job "$SLURM_ARRAY_TASK_ID"
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """Means and standard deviations over the finished seeds, with their number, best first by the held-out loss.
+    """Means and standard deviations over the finished seeds, with their number, best
+    first by the held-out loss.
 
     >>> rows = [{"run": str(s), "state": "finished", "lr": 1, "seed": s, "held_out_nll": 1.0 + s} for s in (0, 2)]
     >>> summary(rows)
@@ -160,8 +229,16 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     """
     groups: dict[str, tuple[Row, list[Row]]] = {}
     for row in (row for row in rows if row["state"] == "finished"):
-        own = {name: value for name, value in row.items() if name not in ("run", "state", "seed")}
-        numbers = {name: own.pop(name) for name in list(own) if name.startswith(("held_out_", "test_"))}
+        own = {
+            name: value
+            for name, value in row.items()
+            if name not in ("run", "state", "seed")
+        }
+        numbers = {
+            name: own.pop(name)
+            for name in list(own)
+            if name.startswith(("held_out_", "test_"))
+        }
         groups.setdefault(str(own), (own, []))[1].append(numbers)
     found = list[Row]()
     for own, each in groups.values():

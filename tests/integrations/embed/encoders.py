@@ -5,7 +5,9 @@ from torch import nn
 
 
 def corners() -> nn.Module:
-    """Features that a test can compute by hand: the mean of each channel in the left and in the right half."""
+    """Features that a test can compute by hand: the mean of each channel in the left
+    and in the right half.
+    """
     return Corners()
 
 
@@ -18,12 +20,16 @@ class Corners(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         half = x.shape[-1] // 2
         x = self.first(x)
-        return torch.cat([x[..., :half].mean((2, 3)), x[..., half:].mean((2, 3))], dim=1)
+        return torch.cat(
+            [x[..., :half].mean((2, 3)), x[..., half:].mean((2, 3))], dim=1
+        )
 
 
 def random() -> nn.Module:
     """Weights that it draws itself."""
-    return nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
 
 
 def images_out() -> nn.Module:

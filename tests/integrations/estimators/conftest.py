@@ -16,7 +16,13 @@ def one_thread():
 def three():
     """(X, y) of three classes, 70%, 20% and 10%, that overlap."""
     X, y = make_classification(
-        400, 8, n_informative=5, n_classes=3, weights=[0.7, 0.2, 0.1], class_sep=0.7, random_state=0
+        400,
+        8,
+        n_informative=5,
+        n_classes=3,
+        weights=[0.7, 0.2, 0.1],
+        class_sep=0.7,
+        random_state=0,
     )
     return X, y
 
@@ -31,5 +37,7 @@ def named(three):
 @pytest.fixture(scope="session")
 def two():
     """(X, y) of two classes, 80% and 20%."""
-    X, y = make_classification(500, 6, n_informative=4, weights=[0.8], class_sep=0.6, random_state=1)
+    X, y = make_classification(
+        500, 6, n_informative=4, weights=[0.8], class_sep=0.6, random_state=1
+    )
     return X, y

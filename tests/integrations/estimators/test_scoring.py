@@ -13,14 +13,21 @@ from rfdlc.integrations.sklearn import scoring
 
 TRUE = ["a", "a", "b", "b", "c", "c"]
 SAID = ["a", "b", "b", "a", "abstain", "c"]
-UTILITY = Utility([[2, 0, 0, 0.5], [-3, 1, 0, 0.5], [-9, -1, 4, 0.5]], ["a", "b", "c"], ["a", "b", "c", "abstain"])
+UTILITY = Utility(
+    [[2, 0, 0, 0.5], [-3, 1, 0, 0.5], [-9, -1, 4, 0.5]],
+    ["a", "b", "c"],
+    ["a", "b", "c", "abstain"],
+)
 
 
 class Fixed:
     """An estimator whose decisions are `said`."""
 
     def __init__(self, said, classes=None):
-        self.said, self.classes_ = np.asarray(said), np.unique(said) if classes is None else np.asarray(classes)
+        self.said, self.classes_ = (
+            np.asarray(said),
+            np.unique(said) if classes is None else np.asarray(classes),
+        )
 
     def predict(self, X):
         return self.said
@@ -33,27 +40,41 @@ def score(true, said, utility, classes=None, **options):
 def test_mean_utility():
     gained = [2, 0, 1, -3, 0.5, 4]
     assert score(TRUE, SAID, UTILITY) == pytest.approx(np.mean(gained))
-    assert score(TRUE, SAID, UTILITY.matrix, ["a", "b", "c"]) == pytest.approx(np.mean(gained))
-    assert score(["a", "b", "b"], ["a", "a", "b"], "tail-sensitive") == pytest.approx((1 + 0 + 1) / 3)
+    assert score(TRUE, SAID, UTILITY.matrix, ["a", "b", "c"]) == pytest.approx(
+        np.mean(gained)
+    )
+    assert score(["a", "b", "b"], ["a", "a", "b"], "tail-sensitive") == pytest.approx(
+        (1 + 0 + 1) / 3
+    )
 
 
 def test_numbers_and_classes_that_a_fold_lacks():
     assert score([0, 3], [0, 2], Utility(np.eye(4) - 1)) == -0.5  # classes 0 to 3
     assert score([-1, 1], [1, 1], np.eye(2), [-1, 1]) == 0.5  # -1 is a class here
-    assert score([True, False], [True, True], Utility(np.eye(2), ["True", "False"])) == 0.5
+    assert (
+        score([True, False], [True, True], Utility(np.eye(2), ["True", "False"])) == 0.5
+    )
     handed_over = np.column_stack([np.eye(2), [0.3, 0.3]])
     assert score([0, 1], [-1, 1], handed_over, [0, 1]) == pytest.approx(0.65)
     with pytest.raises(InputError, match="'d' is not an action"):
         score(TRUE, [*SAID[:5], "d"], UTILITY)
     with pytest.raises(InputError, match="y contains 'd'"):
         score(["d"], ["a"], UTILITY)
-    with pytest.raises(InputError, match="numbers but the utility's classes are a, b, c"):
+    with pytest.raises(
+        InputError, match="numbers but the utility's classes are a, b, c"
+    ):
         score([1], [1], UTILITY)
-    with pytest.raises(InputError, match=r"utility has 3 rows but y has 2 classes \(0, 2\)"):
+    with pytest.raises(
+        InputError, match=r"utility has 3 rows but y has 2 classes \(0, 2\)"
+    ):
         score([0, 2], [0, 0], np.eye(3), [0, 2])
     assert score([0, 2], [0, 0], np.eye(3), labels=[0, 1, 2]) == 0.5
-    assert score(["a", "d"], ["a", "b"], "one-hot", ["a", "b"]) == 0.5  # d was not in the training part
-    with pytest.raises(InputError, match="labels are 2, 0, 1: expected each once and sorted"):
+    assert (
+        score(["a", "d"], ["a", "b"], "one-hot", ["a", "b"]) == 0.5
+    )  # d was not in the training part
+    with pytest.raises(
+        InputError, match="labels are 2, 0, 1: expected each once and sorted"
+    ):
         score([0, 2], [0, 0], np.eye(3), labels=[2, 0, 1])
 
 
@@ -67,13 +88,20 @@ def test_one_hot_utility_is_accuracy():
 def test_a_scorer_of_any_registered_metric():
     X, y = load_iris(return_X_y=True)
     model = LogisticRegression(max_iter=500)
-    for name, reference in (("balanced_accuracy", "balanced_accuracy"), ("nll", "neg_log_loss")):
+    for name, reference in (
+        ("balanced_accuracy", "balanced_accuracy"),
+        ("nll", "neg_log_loss"),
+    ):
         ours = cross_val_score(model, X, y, scoring=scoring.make_metric_scorer(name))
-        np.testing.assert_allclose(ours, cross_val_score(model, X, y, scoring=reference))
+        np.testing.assert_allclose(
+            ours, cross_val_score(model, X, y, scoring=reference)
+        )
     decided = UtilityClassifier(model, utility=np.eye(3) * [1, 2, 3]).fit(X, y)
     scored = scoring.make_metric_scorer("mean_utility")(decided, X, y)
     assert scored == pytest.approx(np.mean((decided.predict(X) == y) * (y + 1)))
-    with pytest.raises(InputError, match=r"metric 'acuracy' is unknown.*did you mean 'accuracy'"):
+    with pytest.raises(
+        InputError, match=r"metric 'acuracy' is unknown.*did you mean 'accuracy'"
+    ):
         scoring.make_metric_scorer("acuracy")
 
 
@@ -88,9 +116,16 @@ def test_a_class_that_the_estimator_never_saw_has_probability_0():
 
 def test_a_scorer_of_a_metric_by_frequency():
     X, y = load_iris(return_X_y=True)
-    model, train = LogisticRegression(max_iter=500).fit(X[:, :1], y), [0] * 9 + [1] * 3 + [2]
-    found = -scoring.make_metric_scorer("false_head_rates.0.5", y_train=train)(model, X[:, :1], y)
-    assert found == pytest.approx(np.mean(model.predict(X[y == 2, :1]) < 2))  # head: the first two of three classes
+    model, train = (
+        LogisticRegression(max_iter=500).fit(X[:, :1], y),
+        [0] * 9 + [1] * 3 + [2],
+    )
+    found = -scoring.make_metric_scorer("false_head_rates.0.5", y_train=train)(
+        model, X[:, :1], y
+    )
+    assert found == pytest.approx(
+        np.mean(model.predict(X[y == 2, :1]) < 2)
+    )  # head: the first two of three classes
     with pytest.raises(InputError, match="or counts as y_train"):
         scoring.make_metric_scorer("false_head_rates.0.5")(model, X[:, :1], y)
 
@@ -102,13 +137,20 @@ def test_classes_that_scikit_learn_numbers_are_named_as_the_cause():
     with pytest.raises(InputError, match="numbers the classes: give an array"):
         cross_val_predict(given, X, names, cv=3, method="predict_proba")
     by_position = UtilityClassifier(LogisticRegression(max_iter=500), UTILITY.matrix)
-    assert cross_val_predict(by_position, X, names, cv=3, method="predict_proba").shape == (150, 3)
+    assert cross_val_predict(
+        by_position, X, names, cv=3, method="predict_proba"
+    ).shape == (150, 3)
 
 
 def test_costs_that_are_given_as_utilities_are_warned_about():
     X, y = load_iris(return_X_y=True)
-    model, costs = LogisticRegression(max_iter=500).fit(X, y), np.ones((3, 3)) - np.eye(3)
-    with pytest.warns(UserWarning, match="worth the least of its row: if these are costs"):
+    model, costs = (
+        LogisticRegression(max_iter=500).fit(X, y),
+        np.ones((3, 3)) - np.eye(3),
+    )
+    with pytest.warns(
+        UserWarning, match="worth the least of its row: if these are costs"
+    ):
         assert make_utility_scorer(costs)(model, X, y) > 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")

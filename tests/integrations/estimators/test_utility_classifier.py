@@ -1,4 +1,6 @@
-"""UtilityClassifier: out-of-fold calibration, decisions, utilities, priors, and what it wraps."""
+"""UtilityClassifier: out-of-fold calibration, decisions, utilities, priors, and what it
+wraps.
+"""
 
 import pickle
 import warnings
@@ -26,7 +28,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import LinearSVC
 
-from rfdlc import Classes, Decider, InputError, Utility, UtilityClassifier, make_utility_scorer
+from rfdlc import (
+    Classes,
+    Decider,
+    InputError,
+    Utility,
+    UtilityClassifier,
+    make_utility_scorer,
+)
 from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.sets import SetUtility
 from rfdlc.integrations.sklearn.scoring import make_metric_scorer
@@ -38,7 +47,11 @@ COSTLY = [[1, 0, 0], [-2, 1, 0], [-8, -3, 1]]
 def test_calibration_is_out_of_fold_as_in_a_plain_loop(three, ensemble):
     X, y = three
     model = UtilityClassifier(
-        GaussianNB(), COSTLY, cv=StratifiedKFold(4), ensemble=ensemble, calibration="temperature"
+        GaussianNB(),
+        COSTLY,
+        cv=StratifiedKFold(4),
+        ensemble=ensemble,
+        calibration="temperature",
     ).fit(X, y)
     models, scores, targets = [GaussianNB().fit(X, y)], [], []
     for learn, held in StratifiedKFold(4).split(X, y):
@@ -50,39 +63,61 @@ def test_calibration_is_out_of_fold_as_in_a_plain_loop(three, ensemble):
         np.concatenate(scores), np.concatenate(targets)
     )
     temperature = reference.fitted.temperature
-    assert model.decider_.fitted.temperature == pytest.approx(reference.fitted.temperature)
+    assert model.decider_.fitted.temperature == pytest.approx(
+        reference.fitted.temperature
+    )
     assert temperature > 1.01  # naive Bayes is too sure: there was something to do
-    softer = [each.predict_proba(X) ** (1 / temperature) for each in (models if ensemble else models[:1])]
+    softer = [
+        each.predict_proba(X) ** (1 / temperature)
+        for each in (models if ensemble else models[:1])
+    ]
     p = np.mean([each / each.sum(1, keepdims=True) for each in softer], 0)
     np.testing.assert_allclose(model.predict_proba(X), p, atol=1e-6)
     np.testing.assert_allclose(model.decision_function(X), p @ COSTLY, atol=1e-6)
     np.testing.assert_array_equal(model.predict(X), (p @ COSTLY).argmax(1))
 
 
-@pytest.mark.parametrize(("c00", "c01", "c10", "c11"), [(0, 9, 1, 0), (0.5, 4, 2, -1), (0, 1, 2, 0)])
-@pytest.mark.parametrize("estimator", [LogisticRegression(), GaussianNB(), HistGradientBoostingClassifier(max_iter=10)])
+@pytest.mark.parametrize(
+    ("c00", "c01", "c10", "c11"), [(0, 9, 1, 0), (0.5, 4, 2, -1), (0, 1, 2, 0)]
+)
+@pytest.mark.parametrize(
+    "estimator",
+    [LogisticRegression(), GaussianNB(), HistGradientBoostingClassifier(max_iter=10)],
+)
 def test_two_classes_equal_elkans_threshold(two, estimator, c00, c01, c10, c11):
     X, y = two  # c_ij: cost of deciding i where j is true
     threshold = (c10 - c00) / (c10 - c00 + c01 - c11)
-    theirs = FixedThresholdClassifier(estimator, threshold=threshold, response_method="predict_proba").fit(X, y)
-    ours = UtilityClassifier(estimator, -np.array([[c00, c10], [c01, c11]]), calibration=None).fit(X, y)
+    theirs = FixedThresholdClassifier(
+        estimator, threshold=threshold, response_method="predict_proba"
+    ).fit(X, y)
+    ours = UtilityClassifier(
+        estimator, -np.array([[c00, c10], [c01, c11]]), calibration=None
+    ).fit(X, y)
     np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
     assert 0 < ours.predict(X).mean() < 1
 
 
 @pytest.mark.parametrize("calibration", [None, "temperature"])
-@pytest.mark.parametrize("estimator", [LogisticRegression(), RandomForestClassifier(20, random_state=0)])
+@pytest.mark.parametrize(
+    "estimator", [LogisticRegression(), RandomForestClassifier(20, random_state=0)]
+)
 def test_symmetric_costs_equal_plain_predict(two, three, estimator, calibration):
     for X, y in (two, three):
         costs = 3.5 * (1 - np.eye(len(np.unique(y))))
-        ours = UtilityClassifier(estimator, -costs, calibration=calibration, ensemble=False).fit(X, y)
-        np.testing.assert_array_equal(ours.predict(X), clone(estimator).fit(X, y).predict(X))
+        ours = UtilityClassifier(
+            estimator, -costs, calibration=calibration, ensemble=False
+        ).fit(X, y)
+        np.testing.assert_array_equal(
+            ours.predict(X), clone(estimator).fit(X, y).predict(X)
+        )
 
 
 def test_a_temperature_leaves_the_most_probable_class_alone(three):
     X, y = three
     plain = GaussianNB().fit(X, y)
-    ours = UtilityClassifier(GaussianNB(), ensemble=False, calibration="temperature").fit(X, y)
+    ours = UtilityClassifier(
+        GaussianNB(), ensemble=False, calibration="temperature"
+    ).fit(X, y)
     np.testing.assert_array_equal(ours.predict(X), plain.predict(X))
 
 
@@ -123,12 +158,16 @@ def test_set_utility_fits_nothing(three):
 def test_prefit_calibrates_on_what_it_is_given(three):
     X, y = three
     fitted = GaussianNB().fit(X[:200], y[:200])
-    model = UtilityClassifier(fitted, COSTLY, cv="prefit", calibration="temperature").fit(X[200:], y[200:])
+    model = UtilityClassifier(
+        fitted, COSTLY, cv="prefit", calibration="temperature"
+    ).fit(X[200:], y[200:])
     assert model.estimator_ is fitted
-    reference = Decider(Utility(COSTLY), calibration="temperature", train_prior=np.bincount(y[200:])).fit(
-        fitted.predict_proba(X[200:]), y[200:]
+    reference = Decider(
+        Utility(COSTLY), calibration="temperature", train_prior=np.bincount(y[200:])
+    ).fit(fitted.predict_proba(X[200:]), y[200:])
+    assert model.decider_.fitted.temperature == pytest.approx(
+        reference.fitted.temperature
     )
-    assert model.decider_.fitted.temperature == pytest.approx(reference.fitted.temperature)
     with pytest.raises(NotFittedError):
         UtilityClassifier(GaussianNB(), cv="prefit").fit(X, y)
     with pytest.raises(ValueError, match=r"previously unseen labels: \[7\]"):
@@ -149,9 +188,15 @@ class Backwards(ClassifierMixin, BaseEstimator):
 
 def test_columns_are_matched_with_the_classes_that_a_model_names(three):
     X, y = three
-    pairs = ((Backwards(), GaussianNB(), 3), (Backwards().fit(X, y), GaussianNB().fit(X, y), "prefit"))
+    pairs = (
+        (Backwards(), GaussianNB(), 3),
+        (Backwards().fit(X, y), GaussianNB().fit(X, y), "prefit"),
+    )
     for backwards, plain, cv in pairs:
-        found, expected = (UtilityClassifier(each, COSTLY, cv=cv).fit(X, y) for each in (backwards, plain))
+        found, expected = (
+            UtilityClassifier(each, COSTLY, cv=cv).fit(X, y)
+            for each in (backwards, plain)
+        )
         np.testing.assert_array_equal(found.classes_, expected.classes_)
         np.testing.assert_allclose(found.predict_proba(X), expected.predict_proba(X))
         np.testing.assert_array_equal(found.predict(X), expected.predict(X))
@@ -169,7 +214,9 @@ def test_frozen_estimators_are_left_as_they_are(three):
 
 
 class Recording(GaussianNB):
-    """Remembers which samples every fit and every prediction saw, by their first feature."""
+    """Remembers which samples every fit and every prediction saw, by their first
+    feature.
+    """
 
     seen: ClassVar = []
 
@@ -183,19 +230,27 @@ class Recording(GaussianNB):
 
 
 @pytest.mark.parametrize("calibration", ["temperature", "auto"])
-def test_held_out_samples_may_lack_a_class_that_the_fitted_estimator_knows(named, calibration):
+def test_held_out_samples_may_lack_a_class_that_the_fitted_estimator_knows(
+    named, calibration
+):
     from sklearn.frozen import FrozenEstimator
 
     X, y = named
     fitted, seen = LogisticRegression().fit(X, y), y != "rarest"
     costs = pd.DataFrame(COSTLY, np.unique(y), np.unique(y))
-    with pytest.warns(UserWarning, match="held-out samples have none of rarest") as told:
-        prefit = UtilityClassifier(fitted, costs, cv="prefit", calibration=calibration).fit(X[seen], y[seen])
+    with pytest.warns(
+        UserWarning, match="held-out samples have none of rarest"
+    ) as told:
+        prefit = UtilityClassifier(
+            fitted, costs, cv="prefit", calibration=calibration
+        ).fit(X[seen], y[seen])
     assert len(told) == 1
     p, own = prefit.predict_proba(X), fitted.predict_proba(X)
     assert np.abs(p - own).max() < 0.1  # it is calibrated on its own samples
     with pytest.warns(UserWarning, match="held-out samples have none of rarest"):
-        frozen = UtilityClassifier(FrozenEstimator(fitted), costs, calibration=calibration).fit(X[seen], y[seen])
+        frozen = UtilityClassifier(
+            FrozenEstimator(fitted), costs, calibration=calibration
+        ).fit(X[seen], y[seen])
     np.testing.assert_allclose(frozen.predict_proba(X), p)
 
 
@@ -205,10 +260,18 @@ def test_labels_that_differ_from_those_of_a_fitted_estimator_are_named(named):
     X, y = named
     seen = y != "rarest"
     less = LogisticRegression().fit(X[seen], y[seen])
-    with pytest.raises(InputError, match=r"\['rarest'\]; the fitted estimator knows \['common', 'rare'\]"):
+    with pytest.raises(
+        InputError,
+        match=r"\['rarest'\]; the fitted estimator knows \['common', 'rare'\]",
+    ):
         UtilityClassifier(less, cv="prefit").fit(X, y)
-    all_known = make_pipeline(StandardScaler(), FrozenEstimator(LogisticRegression().fit(X, y)))
-    with pytest.raises(InputError, match=r"knows the classes \['rarest'\], of which y has no sample: .*prefit"):
+    all_known = make_pipeline(
+        StandardScaler(), FrozenEstimator(LogisticRegression().fit(X, y))
+    )
+    with pytest.raises(
+        InputError,
+        match=r"knows the classes \['rarest'\], of which y has no sample: .*prefit",
+    ):
         UtilityClassifier(all_known).fit(X[seen], y[seen])
 
 
@@ -216,7 +279,11 @@ def test_labels_that_differ_from_those_of_a_fitted_estimator_are_named(named):
 def test_calibration_knows_the_groups(three, monkeypatch, cv):
     X, y = three
     groups, seen, fit = [f"site {i % 8}" for i in range(len(X))], [], Decider.fit
-    monkeypatch.setattr(Decider, "fit", lambda self, *a, groups, **o: seen.append(groups) or fit(self, *a, **o))
+    monkeypatch.setattr(
+        Decider,
+        "fit",
+        lambda self, *a, groups, **o: seen.append(groups) or fit(self, *a, **o),
+    )
     UtilityClassifier(GaussianNB().fit(X, y), cv=cv).fit(X, y, groups=groups)
     assert seen[0].tolist() == groups
 
@@ -237,10 +304,19 @@ def test_a_class_that_a_fold_could_not_learn_is_left_out_of_calibration(three):
     X, y = three
     rare = np.r_[y[:-1], 9]  # a class of one sample: its fold has never seen it
     with pytest.warns(UserWarning, match="least populated class"):
-        model = UtilityClassifier(GaussianNB(), cv=4, calibration="temperature").fit(X, rare)
+        model = UtilityClassifier(GaussianNB(), cv=4, calibration="temperature").fit(
+            X, rare
+        )
     assert list(model.classes_) == [0, 1, 2, 9]
-    assert [len(each.classes_) for each in model.estimators_] == [4, 4, 4, 4]  # of all samples, and of three folds
-    assert model.decider_.fitted.temperature < 3  # the impossible sample would have made it far larger
+    assert [len(each.classes_) for each in model.estimators_] == [
+        4,
+        4,
+        4,
+        4,
+    ]  # of all samples, and of three folds
+    assert (
+        model.decider_.fitted.temperature < 3
+    )  # the impossible sample would have made it far larger
 
 
 @pytest.mark.parametrize("calibration", sorted(set(CALIBRATORS) - {"auto"}))
@@ -249,16 +325,24 @@ def test_sample_weights_count_as_repetitions(three, calibration, estimator_prior
     X, y = three
     weights = np.random.default_rng(0).integers(0, 4, len(y))
     fitted = GaussianNB().fit(X, y)
-    utility = Utility.tail_sensitive(Classes.from_labels(y))  # has counts of its own, which weights leave alone
+    utility = Utility.tail_sensitive(
+        Classes.from_labels(y)
+    )  # has counts of its own, which weights leave alone
     options = {
         "cv": "prefit",
         "target_prior": "uniform",
         "calibration": calibration,
         "estimator_prior": estimator_prior,
     }
-    weighted = UtilityClassifier(fitted, utility, **options).fit(X, y, sample_weight=weights)
-    repeated = UtilityClassifier(fitted, utility, **options).fit(X.repeat(weights, 0), y.repeat(weights))
-    np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), rtol=1e-4)
+    weighted = UtilityClassifier(fitted, utility, **options).fit(
+        X, y, sample_weight=weights
+    )
+    repeated = UtilityClassifier(fitted, utility, **options).fit(
+        X.repeat(weights, 0), y.repeat(weights)
+    )
+    np.testing.assert_allclose(
+        weighted.predict_proba(X), repeated.predict_proba(X), rtol=1e-4
+    )
 
 
 def test_sample_weights_reach_the_estimator(three):
@@ -266,7 +350,9 @@ def test_sample_weights_reach_the_estimator(three):
     weights = np.random.default_rng(0).integers(0, 4, len(y))
     piped = make_pipeline(StandardScaler(), LogisticRegression())
     assert UtilityClassifier(piped).fit(X, y, sample_weight=weights).score(X, y) > 0.5
-    with pytest.raises(ValueError, match="KNeighborsClassifier does not support sample weights"):
+    with pytest.raises(
+        ValueError, match="KNeighborsClassifier does not support sample weights"
+    ):
         UtilityClassifier(KNeighborsClassifier()).fit(X, y, sample_weight=weights)
     with pytest.raises(ValueError, match="Negative values"):
         UtilityClassifier(GaussianNB()).fit(X, y, sample_weight=-np.ones(len(y)))
@@ -276,14 +362,26 @@ def test_priors_are_corrected_once(three):
     X, y = three
     shares = np.bincount(y) / len(y)
     plain = UtilityClassifier(GaussianNB(), calibration=None).fit(X, y).predict_proba(X)
-    uniform = UtilityClassifier(GaussianNB(), calibration=None, target_prior="uniform").fit(X, y).predict_proba(X)
+    uniform = (
+        UtilityClassifier(GaussianNB(), calibration=None, target_prior="uniform")
+        .fit(X, y)
+        .predict_proba(X)
+    )
     expected = plain / shares
     np.testing.assert_allclose(uniform, expected / expected.sum(1, keepdims=True))
-    back = UtilityClassifier(GaussianNB(), calibration=None, estimator_prior="uniform").fit(X, y).predict_proba(X)
+    back = (
+        UtilityClassifier(GaussianNB(), calibration=None, estimator_prior="uniform")
+        .fit(X, y)
+        .predict_proba(X)
+    )
     expected = plain * shares
     np.testing.assert_allclose(back, expected / expected.sum(1, keepdims=True))
     shifted = {0: 0.2, 1: 0.2, 2: 0.6}
-    given = UtilityClassifier(GaussianNB(), calibration=None, target_prior=shifted).fit(X, y).predict_proba(X)
+    given = (
+        UtilityClassifier(GaussianNB(), calibration=None, target_prior=shifted)
+        .fit(X, y)
+        .predict_proba(X)
+    )
     expected = plain / shares * [0.2, 0.2, 0.6]
     np.testing.assert_allclose(given, expected / expected.sum(1, keepdims=True))
 
@@ -300,14 +398,22 @@ def test_abstaining(three, named):
     assert 99 in moved.predict(X)
     assert -1 not in moved.predict(X)
     X, y = named
-    words = UtilityClassifier(GaussianNB(), Utility.one_hot(["common", "rare", "rarest"]).with_abstain(0.6)).fit(X, y)
+    words = UtilityClassifier(
+        GaussianNB(), Utility.one_hot(["common", "rare", "rarest"]).with_abstain(0.6)
+    ).fit(X, y)
     np.testing.assert_array_equal(words.predict(X) == "abstain", unsure)
     with pytest.raises(InputError, match="abstain_label 1 is a class in y"):
         UtilityClassifier(GaussianNB(), handed, abstain_label=1).fit(*three)
-    two_others = Utility(np.zeros((3, 5)), ["0", "1", "2"], ["0", "1", "2", "ask", "wait"])
-    with pytest.raises(InputError, match=r"2 actions that are not classes \(ask, wait\)"):
+    two_others = Utility(
+        np.zeros((3, 5)), ["0", "1", "2"], ["0", "1", "2", "ask", "wait"]
+    )
+    with pytest.raises(
+        InputError, match=r"2 actions that are not classes \(ask, wait\)"
+    ):
         UtilityClassifier(GaussianNB(), two_others).fit(*three)
-    both = UtilityClassifier(GaussianNB(), two_others, abstain_label={"ask": -1, "wait": -2}).fit(*three)
+    both = UtilityClassifier(
+        GaussianNB(), two_others, abstain_label={"ask": -1, "wait": -2}
+    ).fit(*three)
     assert list(both.actions_) == [0, 1, 2, -1, -2]
 
 
@@ -319,8 +425,16 @@ def test_utilities_of_every_kind_are_one(named, tmp_path):
     utility.to_csv(tmp_path / "costs.csv")
     frame = pd.DataFrame(utility.matrix, index=names, columns=names)
     expected = UtilityClassifier(GaussianNB(), COSTLY).fit(X, y).predict(X)
-    for given in (utility, tmp_path / "costs.csv", str(tmp_path / "costs.csv"), frame, np.array(COSTLY)):
-        np.testing.assert_array_equal(UtilityClassifier(GaussianNB(), given).fit(X, y).predict(X), expected)
+    for given in (
+        utility,
+        tmp_path / "costs.csv",
+        str(tmp_path / "costs.csv"),
+        frame,
+        np.array(COSTLY),
+    ):
+        np.testing.assert_array_equal(
+            UtilityClassifier(GaussianNB(), given).fit(X, y).predict(X), expected
+        )
     tail = UtilityClassifier(GaussianNB(), "tail-sensitive").fit(X, y)
     counted = Utility.tail_sensitive(Classes.from_labels(y))
     assert tail.decider_.utility == counted
@@ -328,21 +442,34 @@ def test_utilities_of_every_kind_are_one(named, tmp_path):
 
 def test_classes_that_only_one_side_has_are_named(named):
     X, y = named
-    with pytest.raises(InputError, match="y has the class 'rarest' but the utility has no row for it"):
+    with pytest.raises(
+        InputError, match="y has the class 'rarest' but the utility has no row for it"
+    ):
         UtilityClassifier(GaussianNB(), Utility.one_hot(["common", "rare"])).fit(X, y)
     with pytest.raises(InputError, match=r"'rarest' but .* did you mean 'rarets'"):
-        UtilityClassifier(GaussianNB(), Utility.one_hot(["common", "rare", "rarets"])).fit(X, y)
-    with pytest.raises(InputError, match=r"2 rows but y has 3 classes \(common, rare, rarest\)"):
+        UtilityClassifier(
+            GaussianNB(), Utility.one_hot(["common", "rare", "rarets"])
+        ).fit(X, y)
+    with pytest.raises(
+        InputError, match=r"2 rows but y has 3 classes \(common, rare, rarest\)"
+    ):
         UtilityClassifier(GaussianNB(), np.eye(2)).fit(X, y)
-    with pytest.raises(InputError, match="if y lacks a class, as a fold may, name rows and columns"):
+    with pytest.raises(
+        InputError, match="if y lacks a class, as a fold may, name rows and columns"
+    ):
         UtilityClassifier(GaussianNB(), np.eye(4)).fit(X, y)
-    with pytest.raises(InputError, match=r"neither a file nor one of one-hot, tail-sensitive.*did you mean"):
+    with pytest.raises(
+        InputError,
+        match=r"neither a file nor one of one-hot, tail-sensitive.*did you mean",
+    ):
         UtilityClassifier(GaussianNB(), "tail-sensitve").fit(X, y)
     with pytest.raises(InputError, match="calibration 'platt' is unknown"):
         UtilityClassifier(GaussianNB(), calibration="platt").fit(X, y)
     with pytest.raises(InputError, match="LinearSVC has no predict_proba"):
         UtilityClassifier(LinearSVC()).fit(X, y)
-    with pytest.raises(InputError, match=r"target_prior 'unifrom' is unknown.*did you mean 'uniform'"):
+    with pytest.raises(
+        InputError, match=r"target_prior 'unifrom' is unknown.*did you mean 'uniform'"
+    ):
         UtilityClassifier(GaussianNB(), target_prior="unifrom").fit(X, y)
     with pytest.raises(ValueError, match="Input y contains NaN"):
         UtilityClassifier(GaussianNB()).fit(X, np.where(y == "rare", np.nan, 1.0))
@@ -351,18 +478,37 @@ def test_classes_that_only_one_side_has_are_named(named):
 
 
 # Four classes, the last without a sample, and a second opinion.
-WIDE = np.array([[1, 0, 0, 0, 0.2], [-2, 1, 0, 0.6, 0.2], [-8, -3, 1, 0.6, 0.2], [-9, -9, -9, 1, 0.2]])
+WIDE = np.array(
+    [
+        [1, 0, 0, 0, 0.2],
+        [-2, 1, 0, 0.6, 0.2],
+        [-8, -3, 1, 0.6, 0.2],
+        [-9, -9, -9, 1, 0.2],
+    ]
+)
 
 
 @pytest.mark.parametrize("kind", ["text", "objects", "numbers", "floats"])
 def test_a_class_that_only_the_utility_has_gets_probability_0(three, kind):
     X, y = three
-    names, labels = ["a", "b", "c", "d"], np.array(["a", "b", "c", "d"], dtype=object if kind == "objects" else str)
+    names, labels = (
+        ["a", "b", "c", "d"],
+        np.array(["a", "b", "c", "d"], dtype=object if kind == "objects" else str),
+    )
     if kind in ("numbers", "floats"):
-        names, labels = ["0", "1", "2", "10"], np.array([0, 1, 2, 10], dtype=int if kind == "numbers" else float)
+        names, labels = (
+            ["0", "1", "2", "10"],
+            np.array([0, 1, 2, 10], dtype=int if kind == "numbers" else float),
+        )
     order = [3, 1, 0, 2]  # the one without a sample may come first
-    utility = Utility(WIDE[order][:, [*order, 4]], [names[i] for i in order], [*(names[i] for i in order), "ask"])
-    with pytest.warns(UserWarning, match=f"y has no sample of '{names[3]}', which the utility names") as said:
+    utility = Utility(
+        WIDE[order][:, [*order, 4]],
+        [names[i] for i in order],
+        [*(names[i] for i in order), "ask"],
+    )
+    with pytest.warns(
+        UserWarning, match=f"y has no sample of '{names[3]}', which the utility names"
+    ) as said:
         model = UtilityClassifier(GaussianNB(), utility).fit(X, labels[y])
     assert len(said) == 1
     np.testing.assert_array_equal(model.classes_, labels[:3])
@@ -370,39 +516,73 @@ def test_a_class_that_only_the_utility_has_gets_probability_0(three, kind):
     assert list(model.actions_) == [*labels, ask]
     p = UtilityClassifier(GaussianNB()).fit(X, y).predict_proba(X)
     np.testing.assert_allclose(model.predict_proba(X), p)
-    values = np.column_stack([p, np.zeros(len(p))]) @ WIDE  # the class has probability 0
+    values = (
+        np.column_stack([p, np.zeros(len(p))]) @ WIDE
+    )  # the class has probability 0
     np.testing.assert_array_equal(model.predict(X), model.actions_[values.argmax(1)])
     np.testing.assert_allclose(model.decision_function(X), values)
-    assert labels[3] in model.predict(X)  # its action is worth 0.6 for two of the others
+    assert labels[3] in model.predict(
+        X
+    )  # its action is worth 0.6 for two of the others
     with pytest.warns(UserWarning, match="no sample of"):
         again = UtilityClassifier(GaussianNB()).fit(X, labels[y]).set_utility(utility)
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
 
 
 def test_folds_without_a_rare_class_are_scored(named):
-    """Folds by time: the first training part lacks the class that comes late, and the last test part has no other."""
+    """Folds by time: the first training part lacks the class that comes late, and the
+    last test part has no other.
+    """
     X, y = named
     rows = np.argsort(y == "rarest", kind="stable")
     X, y = X[rows], y[rows]
     early, late = np.arange(200), np.arange(200, len(y))
     assert "rarest" not in y[early]
-    folds = [(early, late), (np.arange(0, len(y), 2), early), (np.r_[early, late[::2]], np.flatnonzero(y == "rarest"))]
+    folds = [
+        (early, late),
+        (np.arange(0, len(y), 2), early),
+        (np.r_[early, late[::2]], np.flatnonzero(y == "rarest")),
+    ]
     utility = Utility(COSTLY, ["common", "rare", "rarest"])
     searched = UtilityClassifier(GaussianNB(), utility, cv=2)
     with pytest.warns(UserWarning, match="no sample of 'rarest'"):
-        found = cross_val_score(searched, X, y, scoring=make_utility_scorer(utility), cv=folds, error_score="raise")
+        found = cross_val_score(
+            searched,
+            X,
+            y,
+            scoring=make_utility_scorer(utility),
+            cv=folds,
+            error_score="raise",
+        )
     expected = []
     for fit_rows, held in folds:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             decided = clone(searched).fit(X[fit_rows], y[fit_rows]).predict(X[held])
-        worth = {(t, d): COSTLY[i][j] for i, t in enumerate(utility.actions) for j, d in enumerate(utility.actions)}
-        expected.append(np.mean([worth[pair] for pair in zip(y[held], decided, strict=True)]))
+        worth = {
+            (t, d): COSTLY[i][j]
+            for i, t in enumerate(utility.actions)
+            for j, d in enumerate(utility.actions)
+        }
+        expected.append(
+            np.mean([worth[pair] for pair in zip(y[held], decided, strict=True)])
+        )
     np.testing.assert_allclose(found, expected)
     with pytest.warns(UserWarning, match="no sample of 'rarest'"):
-        own = cross_val_score(searched, X, y, scoring=make_metric_scorer("mean_utility"), cv=folds, error_score="raise")
-    np.testing.assert_allclose(own, expected)  # the utility of the estimator has the row, too
-    with pytest.raises(InputError, match="y has the class 'rarest' but the utility has no row for it"):
+        own = cross_val_score(
+            searched,
+            X,
+            y,
+            scoring=make_metric_scorer("mean_utility"),
+            cv=folds,
+            error_score="raise",
+        )
+    np.testing.assert_allclose(
+        own, expected
+    )  # the utility of the estimator has the row, too
+    with pytest.raises(
+        InputError, match="y has the class 'rarest' but the utility has no row for it"
+    ):
         UtilityClassifier(GaussianNB(), Utility.one_hot(["common", "rare"])).fit(X, y)
 
 
@@ -411,20 +591,29 @@ def test_it_is_at_home_in_scikit_learn(named, tmp_path):
     frame = pd.DataFrame(X, columns=[f"f{i}" for i in range(X.shape[1])])
     frame["colour"] = np.where(X[:, 0] > 0, "red", "blue")
     numbers = [c for c in frame if c != "colour"]
-    encode = make_column_transformer((OneHotEncoder(sparse_output=False), ["colour"]), (StandardScaler(), numbers))
-    inside = UtilityClassifier(make_pipeline(encode, LogisticRegression()), COSTLY).fit(frame, y)
+    encode = make_column_transformer(
+        (OneHotEncoder(sparse_output=False), ["colour"]), (StandardScaler(), numbers)
+    )
+    inside = UtilityClassifier(make_pipeline(encode, LogisticRegression()), COSTLY).fit(
+        frame, y
+    )
     assert list(inside.feature_names_in_) == list(frame.columns)
     outside = make_pipeline(encode, UtilityClassifier(LogisticRegression(), COSTLY))
     outside.set_output(transform="pandas").fit(frame, y)
     assert inside.score(frame, y) > 0.5
-    assert list(outside[-1].feature_names_in_[:2]) == ["onehotencoder__colour_blue", "onehotencoder__colour_red"]
+    assert list(outside[-1].feature_names_in_[:2]) == [
+        "onehotencoder__colour_blue",
+        "onehotencoder__colour_red",
+    ]
     search = GridSearchCV(
         UtilityClassifier(LogisticRegression(), COSTLY, cv=2),
         {"estimator__C": [0.01, 1], "calibration": ["temperature", None]},
         scoring=make_utility_scorer(Utility(COSTLY, ["common", "rare", "rarest"])),
         cv=2,
     ).fit(X, y)
-    scores = cross_val_score(LogisticRegression(), X, y, scoring=make_utility_scorer(COSTLY), cv=2)
+    scores = cross_val_score(
+        LogisticRegression(), X, y, scoring=make_utility_scorer(COSTLY), cv=2
+    )
     assert search.best_score_ > scores.mean()
     copied = pickle.loads(pickle.dumps(inside))  # noqa: S301
     np.testing.assert_array_equal(copied.predict(frame), inside.predict(frame))
@@ -441,8 +630,12 @@ def skorch_net():
     from torch import manual_seed, nn
 
     manual_seed(0)
-    layers = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3), nn.Softmax(-1))
-    return skorch.NeuralNetClassifier(layers, lr=0.1, max_epochs=15, train_split=None, verbose=0)
+    layers = nn.Sequential(
+        nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3), nn.Softmax(-1)
+    )
+    return skorch.NeuralNetClassifier(
+        layers, lr=0.1, max_epochs=15, train_split=None, verbose=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -464,37 +657,61 @@ def test_other_libraries_can_be_wrapped(three, make):
 
 
 def test_probabilities_do_not_depend_on_the_utility(three):
-    """Earlier one model spoke for a one-hot utility, and the mean of six for any other."""
+    """Earlier one model spoke for a one-hot utility, and the mean of six for
+    any other.
+    """
     X, y = three
-    plain, costly = (UtilityClassifier(GaussianNB(), utility).fit(X, y).predict_proba(X) for utility in (None, COSTLY))
+    plain, costly = (
+        UtilityClassifier(GaussianNB(), utility).fit(X, y).predict_proba(X)
+        for utility in (None, COSTLY)
+    )
     np.testing.assert_allclose(plain, costly)
 
 
 def test_no_vote_of_a_forest_is_not_impossible(three):
-    """Earlier p = 0 of 20 trees was taken as it is, and a few such samples drove the temperature."""
+    """Earlier p = 0 of 20 trees was taken as it is, and a few such samples drove the
+    temperature.
+    """
     X, y = three
     forest = RandomForestClassifier(20, random_state=0).fit(X, y)
-    smoothed = UtilityClassifier(forest, cv="prefit", calibration=None).fit(X, y).predict_proba(X)
+    smoothed = (
+        UtilityClassifier(forest, cv="prefit", calibration=None)
+        .fit(X, y)
+        .predict_proba(X)
+    )
     assert forest.predict_proba(X).min() == 0
     assert 0.001 < smoothed.min() < 1 / 20
 
 
 def test_sets_of_new_samples():
-    X, y = make_classification(4000, n_informative=8, n_classes=4, weights=[0.6, 0.25, 0.1], random_state=0)
+    X, y = make_classification(
+        4000, n_informative=8, n_classes=4, weights=[0.6, 0.25, 0.1], random_state=0
+    )
     names = np.array(["a", "b", "c", "d"])[y]
-    model = UtilityClassifier(LogisticRegression(max_iter=500)).fit(X[:1000], names[:1000])
+    model = UtilityClassifier(LogisticRegression(max_iter=500)).fit(
+        X[:1000], names[:1000]
+    )
     with pytest.raises(InputError, match="no sets yet"):
         model.predict_set(X)
     sizes = {}
     for kind in ("marginal", "class", "macro"):
-        members = model.conformalize(X[1000:2500], names[1000:2500], kind=kind, coverage=0.85).predict_set(X[2500:])
+        members = model.conformalize(
+            X[1000:2500], names[1000:2500], kind=kind, coverage=0.85
+        ).predict_set(X[2500:])
         assert members.shape == (1500, 4)
-        covered, sizes[kind] = members[np.arange(1500), y[2500:]], members.sum(axis=1).mean()
+        covered, sizes[kind] = (
+            members[np.arange(1500), y[2500:]],
+            members.sum(axis=1).mean(),
+        )
         shares = [covered[y[2500:] == c].mean() for c in range(4)]
-        assert abs((np.mean(shares) if kind == "class" else covered.mean()) - 0.85) < 0.04
+        assert (
+            abs((np.mean(shares) if kind == "class" else covered.mean()) - 0.85) < 0.04
+        )
         assert (min(shares) < 0.6) == (kind == "marginal")
     assert sizes["marginal"] < sizes["macro"]
-    expected = SetUtility.of("u80", 4).members(model.predict_proba(X[:50]), model.decider_.utility)
+    expected = SetUtility.of("u80", 4).members(
+        model.predict_proba(X[:50]), model.decider_.utility
+    )
     assert np.array_equal(model.predict_set(X[:50], "u80"), expected)
     with pytest.raises(InputError, match=r"coverage is 1\.5"):
         model.conformalize(X, names, coverage=1.5)
@@ -513,6 +730,12 @@ def test_weights_that_move_the_prior_are_told(target: str) -> None:
         model.fit(X, y, sample_weight=balanced)
         model.fit(X, y, sample_weight=1 + rng.random(100))
     told = [str(one.message) for one in found if "class prior" in str(one.message)]
-    assert told == (["sample_weight changes the class prior that is decided for: 0 has 50.0% instead of 90.0%; give "
-                     "target_prior as shares to decide for other frequencies, such as those of y"]
-                    if target == "train" else [])  # fmt: skip
+    assert told == (
+        [
+            "sample_weight changes the class prior that is decided for: 0 has 50.0%"
+            " instead of 90.0%; give target_prior as shares to decide for other"
+            " frequencies, such as those of y"
+        ]
+        if target == "train"
+        else []
+    )

@@ -18,7 +18,9 @@ def small_images():
 
     def split(counts):
         labels = np.repeat(np.arange(CLASSES), counts)
-        levels = labels[:, None, None, None] * 35 + rng.integers(0, 60, (len(labels), 3, SIDE, SIDE))
+        levels = labels[:, None, None, None] * 35 + rng.integers(
+            0, 60, (len(labels), 3, SIDE, SIDE)
+        )
         return Split(levels.astype(np.uint8), labels)
 
     names = ["ant", "bee", "cat", "dog", "elk", "fox"]
@@ -28,7 +30,9 @@ def small_images():
 
 @pytest.fixture(scope="session")
 def trained(small_images, tmp_path_factory):
-    """A run folder: `trained(method, backbone, **settings)`; the same ones are trained once."""
+    """A run folder: `trained(method, backbone, **settings)`; the same ones are trained
+    once.
+    """
     made = {}
 
     def make(method, backbone, network=None, **settings):
@@ -43,8 +47,17 @@ def trained(small_images, tmp_path_factory):
                 "hold_out": 0.2,
             } | settings
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a few epochs are too short for a plausible temperature
-                rfdlc.train(small_images, method, made[key], backbone=network or backbone, device="cpu", **settings)
+                warnings.simplefilter(
+                    "ignore"
+                )  # a few epochs are too short for a plausible temperature
+                rfdlc.train(
+                    small_images,
+                    method,
+                    made[key],
+                    backbone=network or backbone,
+                    device="cpu",
+                    **settings,
+                )
         return made[key]
 
     return make

@@ -20,11 +20,19 @@ from rfdlc.integrations.onnx.model import CHECKSUM_LENGTH, with_checksum
 from rfdlc.integrations.server.backend import Limits, open_backend
 from rfdlc.integrations.server.requests import Reader
 
-pytest.importorskip("onnxruntime", reason='export tests need pip install "rfdlc[export]"')
+pytest.importorskip(
+    "onnxruntime", reason='export tests need pip install "rfdlc[export]"'
+)
 
 
 def own_network():
-    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(100, 8))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(100, 8),
+    )
 
 
 # The other methods and backbones: benchmarks/export.py.
@@ -40,12 +48,22 @@ def test_decisions_equal_the_librarys(trained, tmp_path, method, backbone):
     rng = np.random.default_rng(1)
     utility = rfdlc.Utility(rng.uniform(-1, 1, (6, 8)), model.classes, list("stuvwxyz"))
     replaceable = method == "ride"  # the utility: by default the one given here
-    done = rfdlc.export(run, tmp_path / "model.onnx", utility=utility, utility_input=replaceable, backbone=network)
+    done = rfdlc.export(
+        run,
+        tmp_path / "model.onnx",
+        utility=utility,
+        utility_input=replaceable,
+        backbone=network,
+    )
     assert done.parity.decisions_changed == 0
-    inputs = (rng.integers(0, 196, (1000, 1, 1, 1)) + rng.integers(0, 60, (1000, 3, 12, 12))).astype(np.uint8)
+    inputs = (
+        rng.integers(0, 196, (1000, 1, 1, 1)) + rng.integers(0, 60, (1000, 3, 12, 12))
+    ).astype(np.uint8)
     found = rfdlc.OnnxModel.load(done.path).decide(inputs)
     decider, predictions = model.decider.replace(utility=utility), model.predict(inputs)
-    np.testing.assert_allclose(found.probabilities, decider.probabilities(predictions), atol=TOLERANCE)
+    np.testing.assert_allclose(
+        found.probabilities, decider.probabilities(predictions), atol=TOLERANCE
+    )
     values = decider.expected_utility(predictions)
     top = np.sort(values, axis=1)
     clear = top[:, -1] - top[:, -2] > 1e-4
@@ -74,43 +92,66 @@ def exported(done):
 def flexible(run, tmp_path_factory):
     """With the utility as an input, for images of any size."""
     path = tmp_path_factory.mktemp("flexible") / "model.onnx"
-    return rfdlc.OnnxModel.load(rfdlc.export(run, path, utility_input=True, resize=True).path)
+    return rfdlc.OnnxModel.load(
+        rfdlc.export(run, path, utility_input=True, resize=True).path
+    )
 
 
 def test_the_utility_as_an_input(run, flexible):
     found, model = flexible, rfdlc.Model.load(run, device="cpu")
     inputs = random_samples(model, 50)
-    for utility in (None, rfdlc.Utility.tail_sensitive(model.classes, -3).with_abstain(0.5)):
+    for utility in (
+        None,
+        rfdlc.Utility.tail_sensitive(model.classes, -3).with_abstain(0.5),
+    ):
         expected = model.decide(inputs, utility)
         assert (found.decide(inputs, utility).action == expected).all()
     larger = np.random.default_rng(0).integers(0, 256, (20, 3, 31, 45), dtype=np.uint8)
     brought = model.decider.probabilities(model.predict(resized(larger, 12)))
     with pytest.warns(UserWarning, match=r"20 images are long.* up to 31%"):
         decided = found.decide(larger)
-    np.testing.assert_allclose(decided.probabilities, brought, atol=0.02)  # a level here and there
+    np.testing.assert_allclose(
+        decided.probabilities, brought, atol=0.02
+    )  # a level here and there
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found.decide(larger[..., :41])  # less than 4:3
 
 
 def test_a_utility_input_with_a_large_offset(run, flexible):
-    """What all actions share decides nothing: 1e7 in 32 bits would hide differences below 1."""
+    """What all actions share decides nothing: 1e7 in 32 bits would hide differences
+    below 1.
+    """
     found, model = flexible, rfdlc.Model.load(run, device="cpu")
     rng, plain = np.random.default_rng(1), rfdlc.Utility.one_hot(model.classes)
-    inputs = (rng.integers(0, 196, (200, 1, 1, 1)) + rng.integers(0, 60, (200, 3, 12, 12))).astype(np.uint8)
+    inputs = (
+        rng.integers(0, 196, (200, 1, 1, 1)) + rng.integers(0, 60, (200, 3, 12, 12))
+    ).astype(np.uint8)
     lifted = rfdlc.Utility(plain.matrix + 1e7, model.classes)
     decided = found.decide(inputs, lifted)
     assert (decided.action == model.decide(inputs, plain)).all()
     assert len(np.unique(decided.action)) > 1
-    np.testing.assert_allclose(decided.expected_utility, found.decide(inputs, plain).expected_utility + 1e7, rtol=1e-6)
+    np.testing.assert_allclose(
+        decided.expected_utility,
+        found.decide(inputs, plain).expected_utility + 1e7,
+        rtol=1e-6,
+    )
 
 
 def test_another_utility_without_a_new_export(run, exported):
     found, model = rfdlc.OnnxModel.load(exported), rfdlc.Model.load(run, device="cpu")
-    utility, inputs = rfdlc.Utility.one_hot(model.classes).with_abstain(0.6), random_samples(model, 50)
+    utility, inputs = (
+        rfdlc.Utility.one_hot(model.classes).with_abstain(0.6),
+        random_samples(model, 50),
+    )
     assert (found.decide(inputs, utility).action == model.decide(inputs, utility)).all()
-    turned = utility.with_classes(model.classes.in_order(model.classes.names[::-1]))  # other numbers, the same names
-    names = [[own.actions[k] for k in found.decide(inputs, own).action] for own in (utility, turned)]
+    turned = utility.with_classes(
+        model.classes.in_order(model.classes.names[::-1])
+    )  # other numbers, the same names
+    names = [
+        [own.actions[k] for k in found.decide(inputs, own).action]
+        for own in (utility, turned)
+    ]
     assert names[0] == names[1]
 
 
@@ -129,10 +170,13 @@ def test_torch_export(run, tmp_path):
     files = {"rfdlc.json": ""}
     program = torch.export.load(done.path, extra_files=files)
     assert json.loads(files["rfdlc.json"])["provenance"]["method"] == "rf-dlc"
-    assert program.module()(torch.zeros(7, 3, 12, 12, dtype=torch.uint8))[2].shape == (7,)
+    assert program.module()(torch.zeros(7, 3, 12, 12, dtype=torch.uint8))[2].shape == (
+        7,
+    )
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- what is refused
+# --------------------------------------------------------------------------------------
 
 
 def test_a_changed_file_is_refused(exported, tmp_path):
@@ -152,7 +196,11 @@ def test_a_changed_file_is_refused(exported, tmp_path):
 def test_samples_that_the_graph_does_not_take_are_refused(exported):
     model = rfdlc.OnnxModel.load(exported)
     good = np.zeros((2, *model.input_shape), np.uint8)
-    for wrong, message in ((good[:0], r"samples have shape \(0, "), (good[0], "expected .N, "), (good / 255, "uint8")):
+    for wrong, message in (
+        (good[:0], r"samples have shape \(0, "),
+        (good[0], "expected .N, "),
+        (good / 255, "uint8"),
+    ):
         with pytest.raises(rfdlc.InputError, match=message):
             model.decide(wrong)
 
@@ -169,7 +217,9 @@ def test_metadata_that_do_not_describe_the_graph_are_refused(exported, tmp_path)
         return tmp_path / "model.onnx"
 
     def fewer_classes(table):
-        table["decider"] = rfdlc.Decider(rfdlc.Utility.one_hot(["a", "b"]), calibration=None).to_dict()
+        table["decider"] = rfdlc.Decider(
+            rfdlc.Utility.one_hot(["a", "b"]), calibration=None
+        ).to_dict()
 
     def other_utility(table):
         table["decider"]["utility"]["matrix"][2][3] = 0.5
@@ -179,7 +229,9 @@ def test_metadata_that_do_not_describe_the_graph_are_refused(exported, tmp_path)
         "but the graph has": lambda table: table.update(utility_input=True),
         "does not decide by the utility": other_utility,
         "metadata are not those": lambda table: table.update(version=99),
-        "differ by 0.* from those at export": lambda table: table.update(reference=[1, 0, 0, 0, 0, 0]),
+        "differ by 0.* from those at export": lambda table: table.update(
+            reference=[1, 0, 0, 0, 0, 0]
+        ),
     }
     for message, change in changes.items():
         with pytest.raises(rfdlc.InputError, match=message):
@@ -189,12 +241,16 @@ def test_metadata_that_do_not_describe_the_graph_are_refused(exported, tmp_path)
 
 @pytest.mark.parametrize("where", ["initializer", "attribute"])
 def test_external_data_are_refused(exported, tmp_path, monkeypatch, where):
-    """A file of the working directory must not supply weights that the checksum does not cover."""
+    """A file of the working directory must not supply weights that the checksum does
+    not cover.
+    """
     import onnx
     from onnx.external_data_helper import set_external_data
 
     model = onnx.load_model_from_string(exported.read_bytes()[:-CHECKSUM_LENGTH])
-    tensor = next(tensor for tensor in model.graph.initializer if len(tensor.raw_data) > 100)
+    tensor = next(
+        tensor for tensor in model.graph.initializer if len(tensor.raw_data) > 100
+    )
     if where == "attribute":
         node = onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
         model.graph.initializer.remove(tensor)
@@ -218,7 +274,10 @@ def test_outputs_are_read_by_name(run, exported, tmp_path):
     model.graph.output.extend(outputs[::-1])
     (tmp_path / "model.onnx").write_bytes(with_checksum(model.SerializeToString()))
     inputs = random_samples(rfdlc.Model.load(run, device="cpu"), 20)
-    decided, expected = (rfdlc.OnnxModel.load(file).decide(inputs) for file in (tmp_path / "model.onnx", exported))
+    decided, expected = (
+        rfdlc.OnnxModel.load(file).decide(inputs)
+        for file in (tmp_path / "model.onnx", exported)
+    )
     np.testing.assert_array_equal(decided.action, expected.action)
     np.testing.assert_array_equal(decided.probabilities, expected.probabilities)
 
@@ -226,9 +285,17 @@ def test_outputs_are_read_by_name(run, exported, tmp_path):
 def test_a_file_of_the_previous_version():
     """Version 1 wrote it, with the predictions of the same run beside it."""
     folder = Path(__file__).parents[2] / "compatibility"
-    model, samples = rfdlc.OnnxModel.load(folder / "model-v1.onnx"), rfdlc.load("digits-lt").test.inputs
-    decided, recorded = model.decide(samples), rfdlc.Predictions.load(folder / "run-v1" / "predictions.npz")
-    np.testing.assert_allclose(decided.probabilities, model.decider.probabilities(recorded), atol=1e-6)
+    model, samples = (
+        rfdlc.OnnxModel.load(folder / "model-v1.onnx"),
+        rfdlc.load("digits-lt").test.inputs,
+    )
+    decided, recorded = (
+        model.decide(samples),
+        rfdlc.Predictions.load(folder / "run-v1" / "predictions.npz"),
+    )
+    np.testing.assert_allclose(
+        decided.probabilities, model.decider.probabilities(recorded), atol=1e-6
+    )
     assert (decided.action == model.decider.decide(recorded)).all()
 
 
@@ -262,26 +329,49 @@ def test_bad_wishes(run, tmp_path, name, options, message):
 def test_resize_is_for_squares(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (20, 6, 9, 3), dtype=np.uint8), np.arange(20) % 2
-    rfdlc.train(images, "ce", tmp_path / "run", backbone="mlp", widths=(4,), epochs=1, hold_out=0, device="cpu")
-    with pytest.raises(rfdlc.InputError, match=r"resize is for square images, but .* shape \(3, 6, 9\)"):
+    rfdlc.train(
+        images,
+        "ce",
+        tmp_path / "run",
+        backbone="mlp",
+        widths=(4,),
+        epochs=1,
+        hold_out=0,
+        device="cpu",
+    )
+    with pytest.raises(
+        rfdlc.InputError, match=r"resize is for square images, but .* shape \(3, 6, 9\)"
+    ):
         rfdlc.export(tmp_path / "run", tmp_path / "model.onnx", resize=True)
     backend = open_backend(tmp_path / "run")
-    with pytest.raises(HTTPException, match=r"does not accept image files: expected arrays .* shape \(3, 6, 9\)"):
+    with pytest.raises(
+        HTTPException,
+        match=r"does not accept image files: expected arrays .* shape \(3, 6, 9\)",
+    ):
         Reader(backend, Limits()).read_image(b"", np.inf)
 
 
-@pytest.mark.parametrize("samples", [np.zeros((2, 3, 12, 13), np.uint8), np.zeros((2, 3, 12, 12)), np.zeros(3)])
+@pytest.mark.parametrize(
+    "samples",
+    [np.zeros((2, 3, 12, 13), np.uint8), np.zeros((2, 3, 12, 12)), np.zeros(3)],
+)
 def test_wrong_samples(exported, samples):
     with pytest.raises(rfdlc.InputError, match="expected"):
         rfdlc.OnnxModel.load(exported).decide(samples)
 
 
-# -- the rest of what is written ---------------------------------------------------------------------------------------
+# -- the rest of what is written
+# --------------------------------------------------------------------------------------
 
 
 def test_the_file_names_no_machine(exported, run):
     data = exported.read_bytes()
-    for secret in (str(run).encode(), str(exported.parent).encode(), b".py", b"site-packages"):
+    for secret in (
+        str(run).encode(),
+        str(exported.parent).encode(),
+        b".py",
+        b"site-packages",
+    ):
         assert secret not in data
 
 
@@ -291,8 +381,17 @@ def test_the_card(run, exported):
     header = pytest.importorskip("yaml").safe_load(text.split("---")[1])
     assert header["library_name"] == "rfdlc"
     metrics = header["model-index"][0]["results"][0]["metrics"]
-    assert {"accuracy", "balanced_accuracy", "ece"} <= {metric["type"] for metric in metrics}
-    for words in ("## Data", "88 training samples", "accuracy, tail", "## Utility", "| ant |", "## Limits"):
+    assert {"accuracy", "balanced_accuracy", "ece"} <= {
+        metric["type"] for metric in metrics
+    }
+    for words in (
+        "## Data",
+        "88 training samples",
+        "accuracy, tail",
+        "## Utility",
+        "| ant |",
+        "## Limits",
+    ):
         assert words in text
     assert "in the paper" not in text
 
@@ -300,7 +399,9 @@ def test_the_card(run, exported):
 @pytest.mark.parametrize("text", ["mine", "library_name: rfdlc\nother.onnx"])
 def test_another_readme_stays(text, run, done, tmp_path):
     (tmp_path / "README.md").write_text(text)
-    card = write_card(rfdlc.Model.load(run), tmp_path / "model.pt2", "float32", done.parity)
+    card = write_card(
+        rfdlc.Model.load(run), tmp_path / "model.pt2", "float32", done.parity
+    )
     assert card.name == "model.md"
     assert (tmp_path / "README.md").read_text() == text
 
@@ -308,7 +409,9 @@ def test_another_readme_stays(text, run, done, tmp_path):
 def test_a_folder_with_other_files_gets_no_readme(run, done, tmp_path):
     (tmp_path / "notes.txt").touch()
     for _ in range(2):
-        card = write_card(rfdlc.Model.load(run), tmp_path / "model.pt2", "float32", done.parity)
+        card = write_card(
+            rfdlc.Model.load(run), tmp_path / "model.pt2", "float32", done.parity
+        )
         assert card.name == "model.md"
     assert not (tmp_path / "README.md").exists()
 
@@ -318,64 +421,112 @@ def test_rows_of_a_table(tmp_path):
     lines = ["age,dose,colour,kind"]
     for k in [0] * 60 + [1] * 20:
         age, dose = rng.normal(40 + 20 * k), rng.normal() / 1000
-        lines.append(f"{age:.2f},{dose:.5f},{'red' if k else 'blue'},{'ill' if k else 'well'}")
+        lines.append(
+            f"{age:.2f},{dose:.5f},{'red' if k else 'blue'},{'ill' if k else 'well'}"
+        )
     (tmp_path / "rows.csv").write_text("\n".join(lines))
     model = rfdlc.train(
-        tmp_path / "rows.csv", "ce", tmp_path / "run", data_options={"target": "kind"}, epochs=3, device="cpu"
+        tmp_path / "rows.csv",
+        "ce",
+        tmp_path / "run",
+        data_options={"target": "kind"},
+        epochs=3,
+        device="cpu",
     )
     done = rfdlc.export(tmp_path / "run", tmp_path / "model.onnx")
-    rows = {"age": ["39", "61", ""], "dose": ["0", "0.001", "0"], "colour": ["blue", "red", "green"]}
+    rows = {
+        "age": ["39", "61", ""],
+        "dose": ["0", "0.001", "0"],
+        "colour": ["blue", "red", "green"],
+    }
     exported = rfdlc.OnnxModel.load(done.path)
     assert (exported.decide(rows).action == model.decide(rows)).all()
     with pytest.raises(rfdlc.InputError, match="sample 1 holds numbers too large"):
-        exported.decide({"age": ["39", "40"], "dose": ["0", "3e38"], "colour": ["blue", "red"]})
+        exported.decide(
+            {"age": ["39", "40"], "dose": ["0", "3e38"], "colour": ["blue", "red"]}
+        )
 
 
 def test_rows_far_from_all_training_rows(tmp_path):
-    """Log probabilities of -100 and below, of which no exponential is left in 32 bits; a date of 0 is far, too."""
+    """Log probabilities of -100 and below, of which no exponential is left in 32 bits;
+    a date of 0 is far, too.
+    """
     rng = np.random.default_rng(0)
-    amount, day = rng.lognormal(0, 1, 200), np.datetime64("2024-01-01") + rng.integers(0, 60, 200)
+    amount, day = (
+        rng.lognormal(0, 1, 200),
+        np.datetime64("2024-01-01") + rng.integers(0, 60, 200),
+    )
     kind = np.digitize(np.log(amount) + rng.normal(0, 0.5, 200), [0.8, 1.6])
-    lines = [f"{a:.4f},{d},{['low', 'mid', 'high'][k]}" for a, d, k in zip(amount, day, kind, strict=True)]
+    lines = [
+        f"{a:.4f},{d},{['low', 'mid', 'high'][k]}"
+        for a, d, k in zip(amount, day, kind, strict=True)
+    ]
     (tmp_path / "rows.csv").write_text("\n".join(["amount,day,kind", *lines]))
     options = {"data_options": {"target": "kind"}, "device": "cpu"}
     model = rfdlc.train(tmp_path / "rows.csv", "rf-dlc", tmp_path / "run", **options)
     assert model.config.backbone == "mixture"
-    exported = rfdlc.OnnxModel.load(rfdlc.export(tmp_path / "run", tmp_path / "model.onnx").path)
-    rows = {"amount": ["1", "1000", "1e6", "-1000"], "day": ["2024-01-09", "2024-01-09", "2030-01-01", "1970-01-01"]}
+    exported = rfdlc.OnnxModel.load(
+        rfdlc.export(tmp_path / "run", tmp_path / "model.onnx").path
+    )
+    rows = {
+        "amount": ["1", "1000", "1e6", "-1000"],
+        "day": ["2024-01-09", "2024-01-09", "2030-01-01", "1970-01-01"],
+    }
     predictions = model.predict(rows)
     assert predictions.scores.values.min() < -500
     own = model.decider.probabilities(predictions)
-    np.testing.assert_allclose(exported.decide(rows).probabilities, own, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(
+        exported.decide(rows).probabilities, own, rtol=0, atol=1e-4
+    )
 
 
 def test_dates_of_new_rows(tmp_path):
-    """Read alike from a file, a frame, arrays and lists, by the run and by what is exported."""
+    """Read alike from a file, a frame, arrays and lists, by the run and by what is
+    exported.
+    """
     pd, day = pytest.importorskip("pandas"), np.timedelta64(1, "D")
     seen = np.datetime64("2024-01-01", "ns") + np.arange(80) * day
-    table = pd.DataFrame({"seen": seen, "kind": np.where(np.arange(80) < 50, "early", "late")})
+    table = pd.DataFrame(
+        {"seen": seen, "kind": np.where(np.arange(80) < 50, "early", "late")}
+    )
     table.loc[7, "seen"] = None
     table.sample(frac=1, random_state=0).to_parquet(tmp_path / "t.parquet")
-    options = {"data_options": {"target": "kind"}, "backbone": "mlp", "epochs": 30, "device": "cpu"}
+    options = {
+        "data_options": {"target": "kind"},
+        "backbone": "mlp",
+        "epochs": 30,
+        "device": "cpu",
+    }
     model = rfdlc.train(tmp_path / "t.parquet", "ce", tmp_path / "run", **options)
     assert model.input_shape == (2,)
-    new = pd.DataFrame({"seen": np.array(["2023-12-01", "2031-01-01", "NaT"], "datetime64[ns]")})
+    new = pd.DataFrame(
+        {"seen": np.array(["2023-12-01", "2031-01-01", "NaT"], "datetime64[ns]")}
+    )
     new.to_parquet(tmp_path / "new.parquet")
     new.to_csv(tmp_path / "new.csv", index=False)
     rows = {"seen": ["2023-12-01", "2031-01-01T00:00Z", ""]}
     expected = model.predict(rows).scores.values
-    kinds = (tmp_path / "new.parquet", tmp_path / "new.csv", new, {"seen": new["seen"].to_numpy()})
+    kinds = (
+        tmp_path / "new.parquet",
+        tmp_path / "new.csv",
+        new,
+        {"seen": new["seen"].to_numpy()},
+    )
     for given in kinds:
         np.testing.assert_array_equal(model.predict(given).scores.values, expected)
     assert [model.classes.names[i] for i in model.decide(rows)[:2]] == ["early", "late"]
-    exported = rfdlc.OnnxModel.load(rfdlc.export(tmp_path / "run", tmp_path / "model.onnx").path)
+    exported = rfdlc.OnnxModel.load(
+        rfdlc.export(tmp_path / "run", tmp_path / "model.onnx").path
+    )
     for given in (rows, kinds[-1]):
         np.testing.assert_array_equal(exported.decide(given).action, model.decide(rows))
 
 
 def test_the_command(run, tmp_path):
     out = tmp_path / "model.pt2"
-    result = CliRunner().invoke(app, ["export", str(run), str(out), "--utility", "tail-sensitive", "--json"])
+    result = CliRunner().invoke(
+        app, ["export", str(run), str(out), "--utility", "tail-sensitive", "--json"]
+    )
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told["decisions_changed"] == 0

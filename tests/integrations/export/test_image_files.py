@@ -1,4 +1,6 @@
-"""The code of docs/export.md gives the squares of training, and so the decisions of the run."""
+"""The code of docs/export.md gives the squares of training, and so the decisions of the
+run.
+"""
 
 import re
 from pathlib import Path
@@ -15,7 +17,9 @@ PAGE = Path(__file__).parents[3] / "docs/export.md"
 
 
 def code() -> str:
-    (found,) = re.findall(r"```python\n(import json\n.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    (found,) = re.findall(
+        r"```python\n(import json\n.*?)```", PAGE.read_text(encoding="utf-8"), re.S
+    )
     return str(found)
 
 
@@ -43,13 +47,20 @@ def photos(tmp_path_factory):
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@pytest.mark.parametrize(("fit", "centre"), [("crop", 1.0), ("crop", 0.875), ("pad", 1.0), ("stretch", 1.0)])
+@pytest.mark.parametrize(
+    ("fit", "centre"), [("crop", 1.0), ("crop", 0.875), ("pad", 1.0), ("stretch", 1.0)]
+)
 def test_squares_are_those_of_training(photos, fit, centre, interpolation, channels):
     space: dict[str, Any] = {}
     exec(code().partition("session = ")[0], space)
     names = sorted(path.name for path in photos.iterdir())
-    own = ImageFiles(photos, PackedText(names), 12, channels, Resizing(fit, interpolation, centre)).decode()[0]
-    found = [space["square"](photos / name, 12, channels, fit, interpolation, centre) for name in names]
+    own = ImageFiles(
+        photos, PackedText(names), 12, channels, Resizing(fit, interpolation, centre)
+    ).decode()[0]
+    found = [
+        space["square"](photos / name, 12, channels, fit, interpolation, centre)
+        for name in names
+    ]
     np.testing.assert_array_equal(found, own)
 
 
@@ -75,7 +86,9 @@ def test_the_card_says_the_settings_of_the_run(trained, tmp_path):
     more = {"refit": True, "warm_refit": True, "refit_epochs": 1}
     run = trained("rf-dlc", "resnet8", particles=1, mixup=0.0, repulsion="none", **more)
     text = rfdlc.export(run, tmp_path / "model.pt2").card.read_text(encoding="utf-8")
-    assert "utility=none; trained further on all samples, for 1 epoch; decisions" in text
+    assert (
+        "utility=none; trained further on all samples, for 1 epoch; decisions" in text
+    )
     assert "1 particle trained by `rf-dlc` with backbone=resnet8, epochs=4, " in text
     assert "mixup=0.0, repulsion=none, utility=none" in text
     assert "our default" not in text

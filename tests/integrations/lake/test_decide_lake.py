@@ -1,4 +1,6 @@
-"""A lake is decided file by file: equal to the same rows in memory bit for bit, whatever happens meanwhile."""
+"""A lake is decided file by file: equal to the same rows in memory bit for bit,
+whatever happens meanwhile.
+"""
 
 import json
 import os
@@ -26,7 +28,10 @@ NAMES = ["cat", "dog", "newt", "owl"]
 def rows(seed, count, kind=np.float32):
     rng = np.random.default_rng(seed)
     p = rng.dirichlet([4, 2, 1, 0.5], count).astype(kind)
-    return {"id": [f"{seed}-{i}" for i in range(count)], **dict(zip(NAMES, p.T, strict=True))}
+    return {
+        "id": [f"{seed}-{i}" for i in range(count)],
+        **dict(zip(NAMES, p.T, strict=True)),
+    }
 
 
 def deciders():
@@ -49,20 +54,28 @@ def deciders():
 
 @pytest.fixture
 def lake(tmp_path, monkeypatch):
-    """Partitions, several row groups and units, a file of one row and one without rows."""
+    """Partitions, several row groups and units, a file of one row and one
+    without rows.
+    """
     monkeypatch.setattr(lakes, "UNIT_ROWS", 300)
     for year, counts in ((2025, (700, 1)), (2026, (250, 0))):
         folder = tmp_path / "lake" / f"year={year}"
         folder.mkdir(parents=True)
         for number, count in enumerate(counts):
-            pq.write_table(pa.table(rows(year + number, count)), folder / f"{number}.parquet", row_group_size=100)
+            pq.write_table(
+                pa.table(rows(year + number, count)),
+                folder / f"{number}.parquet",
+                row_group_size=100,
+            )
     (tmp_path / "lake" / "_log").mkdir()
     (tmp_path / "lake" / "_log" / "0.csv").write_text("not a table of scores")
     return tmp_path / "lake"
 
 
 def joined(*seeds_and_counts, kind=np.float32):
-    return pa.concat_tables(pa.table(rows(seed, count, kind)) for seed, count in seeds_and_counts)
+    return pa.concat_tables(
+        pa.table(rows(seed, count, kind)) for seed, count in seeds_and_counts
+    )
 
 
 def in_memory(table, decider):
@@ -79,19 +92,25 @@ def test_equals_memory_bit_for_bit(lake, tmp_path, name):
     found, actions = in_memory(table, decider)
     assert written["id"].to_pylist() == table["id"].to_pylist()
     assert written["action"].to_pylist() == actions
-    np.testing.assert_array_equal(written["expected_utility"].to_numpy(), found.value.astype(np.float32))
+    np.testing.assert_array_equal(
+        written["expected_utility"].to_numpy(), found.value.astype(np.float32)
+    )
     assert written["year"].to_pylist() == [2025] * 701 + [2026] * 250
     if "reason" in written.column_names:
         assert written["reason"].to_pylist() == found.reason.tolist()
     if found.sets is not None:
         assert written["set_size"].to_pylist() == found.sets.sum(axis=1).tolist()
     assert (result.samples, result.files) == (951, 6)
-    assert result.actions == {action: actions.count(action) for action in decider.utility.actions}
+    assert result.actions == {
+        action: actions.count(action) for action in decider.utility.actions
+    }
     assert result.mean_expected_utility == pytest.approx(found.value.mean(), abs=1e-6)
 
 
 def test_layouts_and_batches_decide_alike():
-    """By columns or by rows, alone or among others: the same actions and values, and those of `decide`."""
+    """By columns or by rows, alone or among others: the same actions and values, and
+    those of `decide`.
+    """
     decider = deciders()["corrected"]
     table = joined((1, 3000))
     scores = np.stack([table[name].to_numpy() for name in NAMES], axis=1)
@@ -102,7 +121,9 @@ def test_layouts_and_batches_decide_alike():
     np.testing.assert_allclose(values, expected.max(axis=1), atol=1e-6)
     for some in (slice(5, 6), slice(7, 9), slice(11, 2000)):
         for piece in (scores[some], np.asfortranarray(scores[some])):
-            for whole, own in zip((actions, values), decider.decide_values(piece), strict=True):
+            for whole, own in zip(
+                (actions, values), decider.decide_values(piece), strict=True
+            ):
                 np.testing.assert_array_equal(own, whole[some])
 
 
@@ -110,16 +131,23 @@ def test_ties_take_the_first_action_in_both_layouts():
     from rfdlc.decide.rules import largest
 
     gains = np.random.default_rng(0).integers(0, 3, (500, 200)).astype(np.float32)
-    np.testing.assert_array_equal(largest(np.asfortranarray(gains)), gains.argmax(axis=1))
+    np.testing.assert_array_equal(
+        largest(np.asfortranarray(gains)), gains.argmax(axis=1)
+    )
 
 
 @pytest.mark.parametrize("kind", ["csv", "arrow", "parquet"])
 def test_every_format_through_a_url(tmp_path, kind):
-    """In memory:// of fsspec, source and result; the numbers are 64-bit, as people write them."""
+    """In memory:// of fsspec, source and result; the numbers are 64-bit, as people
+    write them.
+    """
     fsspec = pytest.importorskip("fsspec")
     system, decider = fsspec.filesystem("memory"), deciders()["corrected"]
     for number in range(2):
-        table, path = pa.table(rows(number, 40, np.float64)), tmp_path / f"{number}.{kind}"
+        table, path = (
+            pa.table(rows(number, 40, np.float64)),
+            tmp_path / f"{number}.{kind}",
+        )
         if kind == "csv":
             pa.csv.write_csv(table, path)
         else:
@@ -136,10 +164,14 @@ def test_every_format_through_a_url(tmp_path, kind):
 
 
 def test_continues_and_follows_the_lake(lake, tmp_path, monkeypatch):
-    """Only new and changed files are decided; another decider, foreign files and lost sources are refused."""
+    """Only new and changed files are decided; another decider, foreign files and lost
+    sources are refused.
+    """
     decider, out, decided = deciders()["plain"], tmp_path / "out", []
     own = deciding._decide
-    monkeypatch.setattr(deciding, "_decide", lambda *given: decided.append(given[3].name) or own(*given))
+    monkeypatch.setattr(
+        deciding, "_decide", lambda *given: decided.append(given[3].name) or own(*given)
+    )
     decide_lake(lake, out, decider)
     assert len(decided) == 6
     first = decide_lake(lake, out, decider)
@@ -151,7 +183,9 @@ def test_continues_and_follows_the_lake(lake, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"begun with other settings .decider."):
         decide_lake(lake, out, deciders()["argmax"])
     (lake / "year=2026" / "new.parquet").unlink()
-    with pytest.raises(InputError, match=r"files that are gone \(year=2026/new.parquet\)"):
+    with pytest.raises(
+        InputError, match=r"files that are gone \(year=2026/new.parquet\)"
+    ):
         decide_lake(lake, out, decider)
     with pytest.raises(InputError, match="cannot be written, it holds other files"):
         decide_lake(lake, lake, decider)
@@ -164,7 +198,10 @@ def test_continues_and_follows_the_lake(lake, tmp_path, monkeypatch):
 
 def test_columns_of_classes_can_be_kept(lake, tmp_path):
     decide_lake(lake, tmp_path / "out", deciders()["plain"], keep=["owl"])
-    found, given = (pq.read_table(folder / "year=2025" / "1.parquet") for folder in (tmp_path / "out", lake))
+    found, given = (
+        pq.read_table(folder / "year=2025" / "1.parquet")
+        for folder in (tmp_path / "out", lake)
+    )
     assert found.column_names == ["id", "owl", "action", "expected_utility"]
     assert found["owl"].equals(given["owl"])
 
@@ -172,19 +209,33 @@ def test_columns_of_classes_can_be_kept(lake, tmp_path):
 def test_a_changed_object_of_the_same_size_is_decided_again(tmp_path):
     system = pytest.importorskip("fsspec").filesystem("memory")
     for seed in (0, 1):
-        pq.write_table(pa.table(rows(seed, 40)), tmp_path / f"{seed}.parquet", compression="none", use_dictionary=False)
+        pq.write_table(
+            pa.table(rows(seed, 40)),
+            tmp_path / f"{seed}.parquet",
+            compression="none",
+            use_dictionary=False,
+        )
     contents = [(tmp_path / f"{seed}.parquet").read_bytes() for seed in (0, 1, 1)]
     assert len(contents[0]) == len(contents[1])
     for number, content in enumerate(contents):
         if number < 2:
             system.pipe("/changed/a.parquet", content)
-        found = decide_lake("memory://changed", "memory://changed-out", deciders()["plain"])
+        found = decide_lake(
+            "memory://changed", "memory://changed-out", deciders()["plain"]
+        )
         assert found.before == (number == 2)
-    assert pq.read_table(pa.BufferReader(system.cat("/changed-out/a.parquet")))["id"][0].as_py() == "1-0"
+    assert (
+        pq.read_table(pa.BufferReader(system.cat("/changed-out/a.parquet")))["id"][
+            0
+        ].as_py()
+        == "1-0"
+    )
 
 
 def test_decisions_inside_of_the_lake_are_not_decided(lake):
-    first, again = (decide_lake(lake, lake / "actions", deciders()["plain"]) for _ in range(2))
+    first, again = (
+        decide_lake(lake, lake / "actions", deciders()["plain"]) for _ in range(2)
+    )
     assert (again.before, again.samples) == (first.files, first.samples)
     assert Lake(lake / "actions").rows == first.samples
 
@@ -192,7 +243,9 @@ def test_decisions_inside_of_the_lake_are_not_decided(lake):
 def test_errors_name_the_file(lake, tmp_path):
     decider = deciders()["plain"]
     pq.write_table(pa.table({**rows(1, 20), "owl": np.ones(20)}), lake / "bad.parquet")
-    with pytest.raises(InputError, match=r"bad.parquet: row 0 of the .* sums to .*--skip-broken"):
+    with pytest.raises(
+        InputError, match=r"bad.parquet: row 0 of the .* sums to .*--skip-broken"
+    ):
         decide_lake(lake, tmp_path / "out", decider)
     (lake / "bad.parquet").write_bytes(b"PAR1 is not enough")
     with pytest.raises(InputError, match=r"bad.parquet: cannot be read as Parquet"):
@@ -218,47 +271,74 @@ def command(monkeypatch, capsys, *words):
 
 
 def broken(lake):
-    """Rows of each kind that cannot be used, in two units of one file, and three files that cannot be read at all."""
+    """Rows of each kind that cannot be used, in two units of one file, and three files
+    that cannot be read at all.
+    """
     table = {name: np.array(column) for name, column in rows(9, 700).items()}
     table["dog"][17], table["cat"][250] = np.nan, -0.5
     table["owl"][[420, 421]] += 1
-    empty = pa.array([None if i in (20, 690) else p for i, p in enumerate(table["newt"].tolist())], pa.float32())
-    pq.write_table(pa.table({**table, "newt": empty}), lake / "rows.parquet", row_group_size=100)
+    empty = pa.array(
+        [None if i in (20, 690) else p for i, p in enumerate(table["newt"].tolist())],
+        pa.float32(),
+    )
+    pq.write_table(
+        pa.table({**table, "newt": empty}), lake / "rows.parquet", row_group_size=100
+    )
     (lake / "bytes.parquet").write_bytes(b"PAR1 is not enough")
     (lake / "cells.csv").write_text("id,cat,dog,newt,owl\na,1,0,0,0\nb,much,0,0,0\n")
-    pq.write_table(pa.table({**rows(8, 30), "cat": np.full(30, np.nan)}), lake / "none.parquet")
+    pq.write_table(
+        pa.table({**rows(8, 30), "cat": np.full(30, np.nan)}), lake / "none.parquet"
+    )
     return [17, 20, 250, 420, 421, 690]
 
 
 @pytest.mark.parametrize("name", ["plain", "abstains", "sets", "budget", "calibrated"])
 def test_broken_rows_and_files_are_left_out(lake, tmp_path, name):
-    """All others are decided as without the broken ones, which are named; also when the call is repeated."""
+    """All others are decided as without the broken ones, which are named; also when the
+    call is repeated.
+    """
     lost, decider = broken(lake), deciders()[name]
     for before in (0, 9):
         result = decide_lake(lake, tmp_path / "out", decider, skip_broken=True)
-        assert (result.samples, result.before, result.complete) == (951 + 694, before, True)
+        assert (result.samples, result.before, result.complete) == (
+            951 + 694,
+            before,
+            True,
+        )
         by_file = dict[str, list]()
         for own in result.skipped:
             by_file.setdefault(own["file"].rpartition("/")[2], []).append(own)
             assert own["file"] in own["reason"]
-        assert {file: own[0]["rows"] for file, own in by_file.items() if file != "rows.parquet"} == dict.fromkeys(
-            ["bytes.parquet", "cells.csv", "none.parquet"]
-        )
+        assert {
+            file: own[0]["rows"]
+            for file, own in by_file.items()
+            if file != "rows.parquet"
+        } == dict.fromkeys(["bytes.parquet", "cells.csv", "none.parquet"])
         assert [row for own in by_file["rows.parquet"] for row in own["rows"]] == lost
         reasons = " ".join(own["reason"] for own in by_file["rows.parquet"])
-        expected = ["nan in row 17,", "row 420 of the probabilities sums to", "1 empty cells, first in row 690:"]
+        expected = [
+            "nan in row 17,",
+            "row 420 of the probabilities sums to",
+            "1 empty cells, first in row 690:",
+        ]
         assert [text for text in expected if text not in reasons] == []
     kept = [i for i in range(700) if i not in lost]
     table = pa.table(rows(9, 700)).take(kept)
     found, actions = in_memory(table, decider)
-    parts = [pq.read_table(tmp_path / "out" / f"rows-{i:05d}.parquet") for i in range(3)]
+    parts = [
+        pq.read_table(tmp_path / "out" / f"rows-{i:05d}.parquet") for i in range(3)
+    ]
     written = pa.concat_tables(parts)
     assert written["id"].to_pylist() == table["id"].to_pylist()
     assert written["action"].to_pylist() == actions
-    np.testing.assert_array_equal(written["expected_utility"].to_numpy(), found.value.astype(np.float32))
+    np.testing.assert_array_equal(
+        written["expected_utility"].to_numpy(), found.value.astype(np.float32)
+    )
 
 
-def test_a_mended_file_is_decided_and_a_strict_call_takes_nothing_that_lacks_rows(lake, tmp_path):
+def test_a_mended_file_is_decided_and_a_strict_call_takes_nothing_that_lacks_rows(
+    lake, tmp_path
+):
     broken(lake)
     decide_lake(lake, tmp_path / "out", deciders()["plain"], skip_broken=True)
     for name in ("bytes.parquet", "cells.csv", "none.parquet"):
@@ -275,37 +355,63 @@ def test_decisions_of_a_file_that_broke_are_removed(tmp_path):
     for name in ("a", "b"):
         pq.write_table(pa.table(rows(1, 9)), tmp_path / "lake" / f"{name}.parquet")
     decide_lake(tmp_path / "lake", tmp_path / "out", deciders()["plain"])
-    pq.write_table(pa.table({**rows(2, 9), "owl": np.ones(9)}), tmp_path / "lake" / "b.parquet")
-    result = decide_lake(tmp_path / "lake", tmp_path / "out", deciders()["plain"], skip_broken=True)
+    pq.write_table(
+        pa.table({**rows(2, 9), "owl": np.ones(9)}), tmp_path / "lake" / "b.parquet"
+    )
+    result = decide_lake(
+        tmp_path / "lake", tmp_path / "out", deciders()["plain"], skip_broken=True
+    )
     assert (result.samples, result.files) == (9, 1)
     assert not (tmp_path / "out" / "b.parquet").exists()
     (tmp_path / "lake" / "a.parquet").unlink()
-    with pytest.raises(InputError, match=r"b.parquet: row 0 of the probabilities sums to"):
-        decide_lake(tmp_path / "lake", tmp_path / "other", deciders()["plain"], skip_broken=True)
+    with pytest.raises(
+        InputError, match=r"b.parquet: row 0 of the probabilities sums to"
+    ):
+        decide_lake(
+            tmp_path / "lake", tmp_path / "other", deciders()["plain"], skip_broken=True
+        )
 
 
 def test_a_prior_is_estimated_without_broken_rows(lake):
-    lost, decider = broken(lake), Decider(Utility.one_hot(NAMES), train_prior="uniform", target_prior=None)
+    lost, decider = (
+        broken(lake),
+        Decider(Utility.one_hot(NAMES), train_prior="uniform", target_prior=None),
+    )
     table = joined((9, 700), (2025, 700), (2026, 1), (2026, 250))
     kept = [i for i in range(951 + 700) if i not in lost]
     scores = np.stack([table[name].to_numpy()[kept] for name in NAMES], axis=1)
     found = lake_prior(Lake(lake, skip_broken=True), decider)
-    np.testing.assert_allclose(found.prior, decider.estimate_prior(scores).prior, atol=1e-7)
+    np.testing.assert_allclose(
+        found.prior, decider.estimate_prior(scores).prior, atol=1e-7
+    )
     (lake / "bytes.parquet").unlink()
-    with pytest.raises(InputError, match=r"(none|rows).parquet: .*row \d+|cells.csv line 3"):
+    with pytest.raises(
+        InputError, match=r"(none|rows).parquet: .*row \d+|cells.csv line 3"
+    ):
         lake_prior(Lake(lake), decider)
 
 
 def test_command_with_a_broken_row(tmp_path, monkeypatch, capsys):
-    """One empty cell in 1 of 5 files: an error that names file and row once, or a result without the row."""
+    """One empty cell in 1 of 5 files: an error that names file and row once, or a
+    result without the row.
+    """
     (tmp_path / "lake").mkdir()
     for number in range(5):
-        pq.write_table(pa.table(rows(number, 40)), tmp_path / "lake" / f"{number}.parquet")
+        pq.write_table(
+            pa.table(rows(number, 40)), tmp_path / "lake" / f"{number}.parquet"
+        )
     table = pa.table(rows(3, 40)).to_pandas()
     table.loc[7, "dog"] = None
     table.to_parquet(tmp_path / "lake" / "3.parquet")
     deciders()["budget"].save(tmp_path / "d.json")
-    words = ["decide", tmp_path / "lake", "--decider", tmp_path / "d.json", "--out", f"{tmp_path}/out"]
+    words = [
+        "decide",
+        tmp_path / "lake",
+        "--decider",
+        tmp_path / "d.json",
+        "--out",
+        f"{tmp_path}/out",
+    ]
     code, said, problem = command(monkeypatch, capsys, *words)
     assert (code, said) == (2, "")
     assert (problem.count("3.parquet"), problem.count("row 7")) == (1, 1)
@@ -317,29 +423,55 @@ def test_command_with_a_broken_row(tmp_path, monkeypatch, capsys):
     found = json.loads(said)
     assert (found["samples"], [own["rows"] for own in found["skipped"]]) == (199, [[7]])
     assert found["files_before"] == 5
-    code, _, problem = command(monkeypatch, capsys, *words[:-1], tmp_path / "a.csv", "--skip-broken")
+    code, _, problem = command(
+        monkeypatch, capsys, *words[:-1], tmp_path / "a.csv", "--skip-broken"
+    )
     assert (code, "--skip-broken is for folders" in problem) == (2, True)
 
 
 def test_command_tells_how_much_of_a_budget_was_used(tmp_path, monkeypatch, capsys):
-    """Prices of easy samples hand over more than the budget of harder ones: both shares are printed."""
+    """Prices of easy samples hand over more than the budget of harder ones: both shares
+    are printed.
+    """
     (tmp_path / "lake").mkdir()
     rng = np.random.default_rng(0)
     easy, hard = rng.dirichlet([0.3] * 4, 400), rng.dirichlet([2] * 4, 300)
-    utility = Utility.one_hot(NAMES).with_abstain(0.7).with_expert("nurse", confusion=0.75)
-    decider = Decider(utility).fit_budget(easy, easy.argmax(axis=1), budget={"total": "10%", "nurse": "4%"})
+    utility = (
+        Utility.one_hot(NAMES).with_abstain(0.7).with_expert("nurse", confusion=0.75)
+    )
+    decider = Decider(utility).fit_budget(
+        easy, easy.argmax(axis=1), budget={"total": "10%", "nurse": "4%"}
+    )
     decider.save(tmp_path / "d.json")
-    pq.write_table(pa.table(dict(zip(NAMES, hard.T, strict=True))), tmp_path / "lake" / "0.parquet")
+    pq.write_table(
+        pa.table(dict(zip(NAMES, hard.T, strict=True))), tmp_path / "lake" / "0.parquet"
+    )
     chosen = decider.decide(hard)
-    shares = {"total": float((chosen >= 4).mean()), "nurse": float((chosen == 5).mean())}
+    shares = {
+        "total": float((chosen >= 4).mean()),
+        "nurse": float((chosen == 5).mean()),
+    }
     assert shares["total"] > 0.11
-    words = ["decide", tmp_path / "lake", "--decider", tmp_path / "d.json", "--out", f"{tmp_path}/out"]
+    words = [
+        "decide",
+        tmp_path / "lake",
+        "--decider",
+        tmp_path / "d.json",
+        "--out",
+        f"{tmp_path}/out",
+    ]
     _, said, _ = command(monkeypatch, capsys, *words)
-    assert f"Budget: total 10%, handed over {shares['total']:.1%}; nurse 4%, handed over {shares['nurse']:.1%}" in said
+    assert (
+        f"Budget: total 10%, handed over {shares['total']:.1%}; nurse 4%, handed over"
+        f" {shares['nurse']:.1%}" in said
+    )
     assert "by prices" in said
     budget = json.loads(command(monkeypatch, capsys, *words, "--json")[1])["budget"]
     assert budget["shares"] == {"total": 0.1, "nurse": 0.04}
-    assert (budget["kept_by"], budget["handed_over"]) == ("prices", pytest.approx(shares))
+    assert (budget["kept_by"], budget["handed_over"]) == (
+        "prices",
+        pytest.approx(shares),
+    )
 
 
 @pytest.mark.parametrize("most", [10_000, 100])
@@ -353,20 +485,44 @@ def test_prior_of_a_lake(lake, monkeypatch, most):
         starts = np.array([0, 300, 600, 700, 701, 951])
         scores = np.concatenate([scores[a:b:10] for a, b in pairwise(starts)])
     found = lake_prior(Lake(lake), decider)
-    np.testing.assert_allclose(found.prior, decider.estimate_prior(scores).prior, atol=1e-7)
+    np.testing.assert_allclose(
+        found.prior, decider.estimate_prior(scores).prior, atol=1e-7
+    )
 
 
 def test_killed_processes_lose_and_repeat_nothing(tmp_path):
-    """kill -9, then to the end: every row once, equal to an undisturbed result; what was there is left alone."""
+    """kill -9, then to the end: every row once, equal to an undisturbed result; what
+    was there is left alone.
+    """
     source, out = tmp_path / "lake", tmp_path / "out"
     source.mkdir()
     for number in range(12):
-        pq.write_table(pa.table(rows(number, 3000)), source / f"{number:02d}.parquet", row_group_size=500)
-    slow = "import time, rfdlc.integrations.deciding as d; own = d.DecideTable.columns\n"
+        pq.write_table(
+            pa.table(rows(number, 3000)),
+            source / f"{number:02d}.parquet",
+            row_group_size=500,
+        )
+    slow = (
+        "import time, rfdlc.integrations.deciding as d; own = d.DecideTable.columns\n"
+    )
     slow += "d.DecideTable.columns = lambda *given: time.sleep(0.03) or own(*given)\n"
-    slow += "import sys; sys.argv = ['rfdlc', *sys.argv[1:]]; from rfdlc.cli import main; main()"
-    command = [sys.executable, "-c", slow, "decide", f"{source}/*.parquet", "--out", f"{out}/", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    slow += (
+        "import sys; sys.argv = ['rfdlc', *sys.argv[1:]]; from rfdlc.cli import main;"
+        " main()"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        slow,
+        "decide",
+        f"{source}/*.parquet",
+        "--out",
+        f"{out}/",
+        "--json",
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     while process.poll() is None and len(list(out.glob("[0-9]*"))) < 4:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
@@ -376,15 +532,24 @@ def test_killed_processes_lose_and_repeat_nothing(tmp_path):
     assert json.loads(ended.stdout)["samples"] == 36_000
     assert all((out / name).stat().st_mtime_ns == time for name, time in there.items())
     assert len(there) >= 4
-    assert {file.name for file in out.iterdir()} == {"_rfdlc.json", *(f"{number:02d}.parquet" for number in range(12))}
+    assert {file.name for file in out.iterdir()} == {
+        "_rfdlc.json",
+        *(f"{number:02d}.parquet" for number in range(12)),
+    }
     decide_lake(source, tmp_path / "undisturbed", Decider(Utility.one_hot(NAMES)))
-    tables = [dataset.dataset(folder).to_table() for folder in (out, tmp_path / "undisturbed")]
+    tables = [
+        dataset.dataset(folder).to_table() for folder in (out, tmp_path / "undisturbed")
+    ]
     assert tables[0].equals(tables[1])
-    assert tables[0]["id"].to_pylist() == [f"{number}-{i}" for number in range(12) for i in range(3000)]
+    assert tables[0]["id"].to_pylist() == [
+        f"{number}-{i}" for number in range(12) for i in range(3000)
+    ]
 
 
 def test_ranks_leave_what_others_are_writing(lake, tmp_path, monkeypatch):
-    """A rank that is done first removes nothing; a process alone removes what killed ones left."""
+    """A rank that is done first removes nothing; a process alone removes what killed
+    ones left.
+    """
     decider, out = deciders()["plain"], tmp_path / "out"
     out.mkdir()
     being_written = out / ".0.parquet.1.part"
@@ -393,7 +558,11 @@ def test_ranks_leave_what_others_are_writing(lake, tmp_path, monkeypatch):
     for rank, files in ((0, 3), (1, 6)):
         monkeypatch.setenv("RANK", str(rank))
         found = decide_lake(lake, out, decider)
-        assert (found.files, found.complete, being_written.exists()) == (files, rank == 1, True)
+        assert (found.files, found.complete, being_written.exists()) == (
+            files,
+            rank == 1,
+            True,
+        )
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setenv("RANK", "0")
     assert decide_lake(lake, out, decider).before == 6
@@ -409,11 +578,15 @@ def test_float32_tables_are_read_as_such(tmp_path):
 
 
 def test_which_columns_are_classes(tmp_path, capsys, monkeypatch):
-    """Those that a utility or decider names, if all are there; otherwise all, which must hold numbers."""
+    """Those that a utility or decider names, if all are there; otherwise all, which
+    must hold numbers.
+    """
     from rfdlc.cli import main
 
     def call(*words):
-        monkeypatch.setattr("sys.argv", ["rfdlc", "decide", str(tmp_path / "lake"), "--out", *words])
+        monkeypatch.setattr(
+            "sys.argv", ["rfdlc", "decide", str(tmp_path / "lake"), "--out", *words]
+        )
         with pytest.raises(SystemExit) as ended:
             main()
         return ended.value.code, "".join(capsys.readouterr())
@@ -422,14 +595,21 @@ def test_which_columns_are_classes(tmp_path, capsys, monkeypatch):
     table = pa.table({**rows(1, 9), "price": np.arange(9.0), "label": ["a"] * 9})
     pq.write_table(table, tmp_path / "lake" / "0.parquet")
     deciders()["plain"].utility.to_csv(tmp_path / "U.csv")
-    code, said = call(str(tmp_path / "named"), "--utility", str(tmp_path / "U.csv"), "--keep", "price")
+    code, said = call(
+        str(tmp_path / "named"), "--utility", str(tmp_path / "U.csv"), "--keep", "price"
+    )
     assert not code
     assert "1 file in" in said
     assert "1 decided now" in said
     assert "price" in pq.read_schema(tmp_path / "named" / "0.parquet").names
-    code, said = call(str(tmp_path / "named"), "--utility", str(tmp_path / "U.csv"), "--keep", "price")
+    code, said = call(
+        str(tmp_path / "named"), "--utility", str(tmp_path / "U.csv"), "--keep", "price"
+    )
     assert "all had been decided already" in said
     code, said = call(str(tmp_path / "other"))
     assert code == 2
-    assert "column 'label' holds string, not numbers; every column but id and target is a class" in said
+    assert (
+        "column 'label' holds string, not numbers; every column but id and target is a"
+        " class" in said
+    )
     assert not (tmp_path / "other").exists()

@@ -1,4 +1,6 @@
-"""Metrics from sums equal those of all samples in memory; rankings are within the stated error."""
+"""Metrics from sums equal those of all samples in memory; rankings are within the
+stated error.
+"""
 
 import json
 import warnings
@@ -15,7 +17,9 @@ from rfdlc.decide.evaluation import entries
 from rfdlc.decide.merging import Sums
 from rfdlc.decide.outcomes import observe
 
-CLASSES = Classes(("cat", "dog", "newt", "owl"), (500, 120, 30, 5), {"pets": ("cat", "dog")})
+CLASSES = Classes(
+    ("cat", "dog", "newt", "owl"), (500, 120, 30, 5), {"pets": ("cat", "dog")}
+)
 RANKED = ("error_auc", "risk_coverage_area")
 NOT_MERGED = {"utility_by_budget", "ece_debiased"}
 
@@ -34,8 +38,12 @@ def lake(tmp_path_factory):
     for number, rows in enumerate(np.array_split(np.arange(len(y)), 5)):
         place = folder / f"part={number % 2}"
         place.mkdir(exist_ok=True)
-        columns = dict(zip(CLASSES.names, p[rows].T, strict=True)) | {"target": CLASSES.select(y[rows])}
-        pq.write_table(pa.table(columns), place / f"{number}.parquet", row_group_size=300)
+        columns = dict(zip(CLASSES.names, p[rows].T, strict=True)) | {
+            "target": CLASSES.select(y[rows])
+        }
+        pq.write_table(
+            pa.table(columns), place / f"{number}.parquet", row_group_size=300
+        )
     return folder
 
 
@@ -47,8 +55,12 @@ def deciders():
         "plain": Decider(utility),
         "corrected": plain,
         "abstains": Decider(utility.with_abstain(0.2)),
-        "coverage": Decider(utility, calibration="temperature").fit_sets(p, y, coverage=0.8),
-        "coverage, abstains": Decider(utility.with_abstain(0.2)).fit_sets(p, y, coverage=0.8),
+        "coverage": (
+            Decider(utility, calibration="temperature").fit_sets(p, y, coverage=0.8)
+        ),
+        "coverage, abstains": (
+            Decider(utility.with_abstain(0.2)).fit_sets(p, y, coverage=0.8)
+        ),
         "u65": Decider(utility, sets="u65"),
     }
 
@@ -62,13 +74,28 @@ def test_equals_memory(lake, name):
         expected = evaluate(p, y, decider, groups=rates)
     found = evaluate_lake(lake, decider, groups=rates)
     assert found.samples == len(y)
-    numbers = {each.name: each for each in entries(expected.values) if each.metric.name not in NOT_MERGED}
+    numbers = {
+        each.name: each
+        for each in entries(expected.values)
+        if each.metric.name not in NOT_MERGED
+    }
     assert found.flat().keys() == numbers.keys()
     for key, value in found.flat().items():
         exact = numbers[key].metric.name not in RANKED
-        assert value == pytest.approx(numbers[key].value, abs=1e-10 if exact else 1e-4, nan_ok=True), key
-    for key in ("accuracy", "mean_utility", "mean_regret", "nll", "brier", "utility_gap"):
-        np.testing.assert_allclose(found.intervals[key], expected.intervals[key], atol=0.004)
+        assert value == pytest.approx(
+            numbers[key].value, abs=1e-10 if exact else 1e-4, nan_ok=True
+        ), key
+    for key in (
+        "accuracy",
+        "mean_utility",
+        "mean_regret",
+        "nll",
+        "brier",
+        "utility_gap",
+    ):
+        np.testing.assert_allclose(
+            found.intervals[key], expected.intervals[key], atol=0.004
+        )
     assert found.promise.startswith("Promised minus realised utility")
 
 
@@ -76,28 +103,41 @@ def test_the_stated_error_of_the_ranking_holds():
     """Certainties that many samples nearly share, so that bins matter."""
     rng, (p, y) = np.random.default_rng(0), samples(3000)
     decider = deciders()["plain"]
-    for certain in (0.999 + 1e-5 * rng.random(3000), 1 - 10 ** rng.uniform(-12, -1, 3000), rng.random(3000)):
+    for certain in (
+        0.999 + 1e-5 * rng.random(3000),
+        1 - 10 ** rng.uniform(-12, -1, 3000),
+        rng.random(3000),
+    ):
         q = np.full((3000, 4), (1 - certain)[:, None] / 3)
         q[np.arange(3000), p.argmax(axis=1)] = certain
         scores, targets = decider.read_labelled(q, y)
         sums = Sums.of(observe(scores, targets, decider))
         exact = evaluate(q, y, decider).error_auc
-        assert abs(sums.evaluation(decider, (), "decision-probability").error_auc - exact) <= sums.auc_error + 1e-12
+        assert (
+            abs(sums.evaluation(decider, (), "decision-probability").error_auc - exact)
+            <= sums.auc_error + 1e-12
+        )
 
 
 def test_command(lake, capsys, monkeypatch):
     from rfdlc.cli import main
 
-    monkeypatch.setattr("sys.argv", ["rfdlc", "evaluate", f"{lake}/*/*.parquet", "--json"])
+    monkeypatch.setattr(
+        "sys.argv", ["rfdlc", "evaluate", f"{lake}/*/*.parquet", "--json"]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
     p, y = samples()
-    assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(evaluate(p, y).accuracy)
+    assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(
+        evaluate(p, y).accuracy
+    )
 
 
 def test_which_folders_are_evaluated_from_sums(lake, tmp_path):
-    """Few Parquet files are read at once, whatever their names; partitions, globs and CSV files are not."""
+    """Few Parquet files are read at once, whatever their names; partitions, globs and
+    CSV files are not.
+    """
     from rfdlc.cli.lake import large_lake
 
     flat = tmp_path / "flat"
@@ -118,8 +158,12 @@ def test_wrong_groups_are_named_before_a_row_is_read(lake, monkeypatch):
 
 
 def test_errors_name_the_file(tmp_path):
-    (tmp_path / "a.csv").write_text("cat,dog,newt,owl,target\n1,0,0,0,cat\n1,0,0,0,fox\n")
-    with pytest.raises(InputError, match=r"a.csv, rows from 0 on: target 'fox' is not a class"):
+    (tmp_path / "a.csv").write_text(
+        "cat,dog,newt,owl,target\n1,0,0,0,cat\n1,0,0,0,fox\n"
+    )
+    with pytest.raises(
+        InputError, match=r"a.csv, rows from 0 on: target 'fox' is not a class"
+    ):
         evaluate_lake(tmp_path, deciders()["plain"])
     (tmp_path / "a.csv").write_text("cat,dog,newt,owl\n1,0,0,0\n")
     with pytest.raises(InputError, match="no column target"):

@@ -1,4 +1,6 @@
-"""Predictions warn where a centre crop cuts off much of an image, unless training images lost as much."""
+"""Predictions warn where a centre crop cuts off much of an image, unless training
+images lost as much.
+"""
 
 import warnings
 
@@ -11,17 +13,27 @@ from rfdlc.data.images import Resizing
 from rfdlc.integrations.server.backend import Limits, open_backend
 from rfdlc.integrations.server.requests import Reader
 
-SETTINGS = {"epochs": 1, "widths": (8,), "backbone": "mlp", "hold_out": 0.2, "device": "cpu"}
+SETTINGS = {
+    "epochs": 1,
+    "widths": (8,),
+    "backbone": "mlp",
+    "hold_out": 0.2,
+    "device": "cpu",
+}
 
 
 def pictures(root, count, size, few=()):
-    """Noise of one size; `few` is the size of the first image, which an automatic choice would still crop."""
+    """Noise of one size; `few` is the size of the first image, which an automatic
+    choice would still crop.
+    """
     rng = np.random.default_rng(0)
     for i in range(count):
         width, height = few if few and not i else size
         place = root / f"c{i % 2}" / f"{i}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(place)
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(
+            place
+        )
     return root
 
 
@@ -29,7 +41,13 @@ def trained(folder, size, few=()):
     options = {"image_size": 12}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rfdlc.train(pictures(folder / "photos", 24, size, few), "ce", folder / "run", data_options=options, **SETTINGS)
+        rfdlc.train(
+            pictures(folder / "photos", 24, size, few),
+            "ce",
+            folder / "run",
+            data_options=options,
+            **SETTINGS,
+        )
     return folder / "run"
 
 
@@ -47,7 +65,11 @@ def long(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(16, 16), (64, 16), (15, 40), (33, 9)])
-@pytest.mark.parametrize("resizing", [Resizing(), Resizing(centre=0.5), Resizing("pad"), Resizing("stretch")], ids=str)
+@pytest.mark.parametrize(
+    "resizing",
+    [Resizing(), Resizing(centre=0.5), Resizing("pad"), Resizing("stretch")],
+    ids=str,
+)
 def test_the_share_is_that_of_the_pixels_outside(size, resizing):
     left, top, right, bottom = resizing.frame(*size)
     x, y = np.meshgrid(*((np.arange(20 * side) + 0.5) / 20 for side in size))
@@ -67,12 +89,16 @@ def test_predict_warns_once(run, long, tmp_path, kind):
 
 
 def test_servers_warn(run, long):
-    """Exported models: tests/integrations/predict/test_centre.py, tests/integrations/export/test_export.py."""
+    """Exported models: tests/integrations/predict/test_centre.py,
+    tests/integrations/export/test_export.py.
+    """
     reader = Reader(open_backend(run), Limits())
     (told,) = reader.read_image(long[1][0].read_bytes(), np.inf)["warnings"]
     assert told.startswith("1 image is long")
     assert "75%" in told
-    assert "warnings" not in reader.read_image((long[0] / "c0/0.png").read_bytes(), np.inf)
+    assert "warnings" not in reader.read_image(
+        (long[0] / "c0/0.png").read_bytes(), np.inf
+    )
 
 
 def test_what_the_training_images_lost_is_no_news(tmp_path):

@@ -1,4 +1,6 @@
-"""Grad-CAM against a naive computation, and on images where the place that matters is known; contact sheets."""
+"""Grad-CAM against a naive computation, and on images where the place that matters is
+known; contact sheets.
+"""
 
 import json
 import re
@@ -15,9 +17,14 @@ from rfdlc.integrations.report.attention import grad_cam, overlaid
 
 
 def squares(count, seed):
-    """Noise (0), or noise with a bright square of 6 pixels at a random place (1); and the corner of the square."""
+    """Noise (0), or noise with a bright square of 6 pixels at a random place (1); and
+    the corner of the square.
+    """
     rng = np.random.default_rng(seed)
-    images, labels = rng.integers(0, 90, (count, 1, 16, 16)).astype(np.uint8), rng.integers(0, 2, count)
+    images, labels = (
+        rng.integers(0, 90, (count, 1, 16, 16)).astype(np.uint8),
+        rng.integers(0, 2, count),
+    )
     corners = rng.integers(0, 11, (count, 2))
     for image, label, (row, column) in zip(images, labels, corners, strict=True):
         image[0, row : row + 6, column : column + 6] += np.uint8(150 * label)
@@ -27,18 +34,40 @@ def squares(count, seed):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     path = tmp_path_factory.mktemp("squares") / "run"
-    settings = {"backbone": "resnet8", "particles": 2, "epochs": 3, "batch_size": 32, "augment": "none", "tune": "off"}
+    settings = {
+        "backbone": "resnet8",
+        "particles": 2,
+        "epochs": 3,
+        "batch_size": 32,
+        "augment": "none",
+        "tune": "off",
+    }
     images, labels, _ = squares(160, 0)
-    return rfdlc.train((images, labels), "rf-dlc", path, mixup=0, learning_rate=0.05, warmup=0, **settings), path
+    return (
+        rfdlc.train(
+            (images, labels),
+            "rf-dlc",
+            path,
+            mixup=0,
+            learning_rate=0.05,
+            warmup=0,
+            **settings,
+        ),
+        path,
+    )
 
 
 def test_it_equals_a_naive_computation(trained):
     model, _ = trained
     images, classes, _ = squares(3, 1)
     found = grad_cam(model, images, classes)
-    scaled = Normaliser(model.normalisation, (1, 16, 16), model.device, torch.float32)(torch.from_numpy(images))
+    scaled = Normaliser(model.normalisation, (1, 16, 16), model.device, torch.float32)(
+        torch.from_numpy(images)
+    )
     net, maps = model.net.eval(), []
-    hook = net.branches[-1].body.register_forward_hook(lambda layer, given, output: maps.append(output))
+    hook = net.branches[-1].body.register_forward_hook(
+        lambda layer, given, output: maps.append(output)
+    )
     with torch.enable_grad():
         logits = net.outputs(scaled.requires_grad_(True)[None])[0][0]
     hook.remove()
@@ -71,24 +100,32 @@ def test_the_network_looked_at_the_square(trained):
 
 @pytest.fixture
 def confused(trained):
-    """The trained run with other targets, so that there are mistakes; its folder, and its predictions."""
+    """The trained run with other targets, so that there are mistakes; its folder, and
+    its predictions.
+    """
     path = trained[1]
     predictions = rfdlc.Predictions.load(path)
     wrong = rfdlc.Predictions(
-        logits=predictions.scores.values, targets=1 - predictions.targets, classes=predictions.classes
+        logits=predictions.scores.values,
+        targets=1 - predictions.targets,
+        classes=predictions.classes,
     )
     wrong.save(path / "predictions.npz")
     yield path, wrong
     predictions.save(path / "predictions.npz")
 
 
-def test_the_report_shows_sheets_and_where_the_network_looked(trained, confused, tmp_path):
+def test_the_report_shows_sheets_and_where_the_network_looked(
+    trained, confused, tmp_path
+):
     model, (path, wrong) = trained[0], confused
     images = rfdlc.load(squares(160, 0)[:2]).test.array
     text = rfdlc.report(path, out=tmp_path / "report.html", images=images).read_text()
     (run,) = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])["runs"]
     assert set(run["attention"]) == {str(one["row"]) for one in run["mistakes"]}
-    assert all(url.startswith("data:image/png;base64,") for url in run["attention"].values())
+    assert all(
+        url.startswith("data:image/png;base64,") for url in run["attention"].values()
+    )
     p = np.asarray(model.decider.probabilities(wrong))
     true = p[np.arange(len(p)), wrong.targets]
     hardest = [one["row"] for one in run["sheets"]["hardest"]]
@@ -104,7 +141,11 @@ def test_other_networks_and_runs_have_no_maps(tmp_path):
     small = images[:, :, ::2, ::2]
     model = rfdlc.train((small, labels), "ce", tmp_path / "mlp", widths=8, epochs=1)
     assert grad_cam(model, small, labels) is None
-    page = rfdlc.report(tmp_path / "mlp", out=tmp_path / "report.html", images=rfdlc.load((small, labels)).test.array)
+    page = rfdlc.report(
+        tmp_path / "mlp",
+        out=tmp_path / "report.html",
+        images=rfdlc.load((small, labels)).test.array,
+    )
     assert '"attention":{}' in page.read_text()
 
 
@@ -121,18 +162,33 @@ def test_colours_are_where_the_map_is():
     seen[0, 1] = 1
     pixels = np.asarray(overlaid(image, seen)).astype(int)
     assert (pixels[6, 1] == 100).all()
-    assert pixels[1, 6].tolist() == pytest.approx([193, 76, 40], abs=1)  # 0.6 of the colour
+    assert pixels[1, 6].tolist() == pytest.approx(
+        [193, 76, 40], abs=1
+    )  # 0.6 of the colour
 
 
 def test_images_of_other_samples_or_types(confused, tmp_path):
-    """Too few are refused; floats between 0 and 1 give the same page as bytes, in either order of the axes."""
+    """Too few are refused; floats between 0 and 1 give the same page as bytes, in
+    either order of the axes.
+    """
     path, images = confused[0], rfdlc.load(squares(160, 0)[:2]).test.array
-    with pytest.raises(rfdlc.InputError, match=rf"images have shape \(5, 1, 16, 16\) for {len(images)} samples"):
+    with pytest.raises(
+        rfdlc.InputError,
+        match=rf"images have shape \(5, 1, 16, 16\) for {len(images)} samples",
+    ):
         rfdlc.report(path, out=tmp_path / "r.html", images=images[:5])
     pages = []
-    for given in (images, images / 255, images.astype(np.float32).transpose(0, 2, 3, 1) / 255):
-        text = rfdlc.report(path, out=tmp_path / "r.html", images=given, bootstrap=0).read_text()
-        (run,) = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])["runs"]
+    for given in (
+        images,
+        images / 255,
+        images.astype(np.float32).transpose(0, 2, 3, 1) / 255,
+    ):
+        text = rfdlc.report(
+            path, out=tmp_path / "r.html", images=given, bootstrap=0
+        ).read_text()
+        (run,) = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])[
+            "runs"
+        ]
         pages.append((run["thumbnails"], run["attention"]))
     assert pages[0][1]
     assert pages[0] == pages[1] == pages[2]

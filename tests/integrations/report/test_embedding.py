@@ -1,4 +1,6 @@
-"""Quantised probabilities are near the true ones, packed arrays come back, sub-samples keep the shares of classes."""
+"""Quantised probabilities are near the true ones, packed arrays come back, sub-samples
+keep the shares of classes.
+"""
 
 import base64
 import zlib

@@ -1,4 +1,6 @@
-"""A trained digits model, and servers of it on 127.0.0.1, in a thread or in a process of their own."""
+"""A trained digits model, and servers of it on 127.0.0.1, in a thread or in a process
+of their own.
+"""
 
 import http.client
 import json
@@ -26,7 +28,9 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def file():
-    """An exported digits model: a process loads it sooner than a run, for tests of the process."""
+    """An exported digits model: a process loads it sooner than a run, for tests of the
+    process.
+    """
     return Path(__file__).parents[2] / "compatibility" / "model-v1.onnx"
 
 
@@ -51,7 +55,9 @@ class Served:
     def ask(self, body=b"", path="/decide", method="POST", **headers):
         """(status, headers, body) of one request; headers with `_` for `-`."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        given = {"Content-Type": "application/json"} | {name.replace("_", "-"): text for name, text in headers.items()}
+        given = {"Content-Type": "application/json"} | {
+            name.replace("_", "-"): text for name, text in headers.items()
+        }
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method, path, body, given)
         response = connection.getresponse()
@@ -62,7 +68,9 @@ class Served:
 
 @contextmanager
 def serving(backend, limits=None, token=None, **options):
-    """A server in a thread: the same protocol, door and application as `rfdlc serve`."""
+    """A server in a thread: the same protocol, door and application as `rfdlc
+    serve`.
+    """
     import uvicorn
 
     from rfdlc.integrations.server.app import create_app
@@ -71,8 +79,12 @@ def serving(backend, limits=None, token=None, **options):
 
     limits = limits or Limits()
     listening = listen("127.0.0.1", 0)
-    server = uvicorn.Server(configured(create_app(backend, limits, token, **options), limits))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    server = uvicorn.Server(
+        configured(create_app(backend, limits, token, **options), limits)
+    )
+    thread = threading.Thread(
+        target=server.run, kwargs={"sockets": [listening]}, daemon=True
+    )
     thread.start()
     for _ in range(500):
         if server.started:
@@ -105,7 +117,9 @@ def served(backend):
 
 @pytest.fixture(scope="session")
 def by_hand(backend):
-    """A backend whose model is a function of the test's own: uniform probabilities after `before()`."""
+    """A backend whose model is a function of the test's own: uniform probabilities
+    after `before()`.
+    """
     from dataclasses import replace
 
     def make(before):

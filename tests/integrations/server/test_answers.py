@@ -27,7 +27,9 @@ def png(image):
 
 
 def check(answer, model, samples, utility=None):
-    decider = model.decider if utility is None else model.decider.replace(utility=utility)
+    decider = (
+        model.decider if utility is None else model.decider.replace(utility=utility)
+    )
     predictions = model.predict(samples)
     explained = decider.explain(predictions)
     assert answer["action"] == [decider.utility.actions[i] for i in explained.action]
@@ -55,7 +57,9 @@ def test_one_image_is_a_list_of_one():
 
 
 def test_many_at_once(served, model):
-    """Requests of several sizes that share batches: everybody gets the answer to their own samples."""
+    """Requests of several sizes that share batches: everybody gets the answer to their
+    own samples.
+    """
     samples = rfdlc.load("digits-lt").test.inputs[:96]
     explained = model.decider.explain(model.predict(samples))
     names, answers = np.array(model.decider.utility.actions), {}
@@ -75,7 +79,9 @@ def test_many_at_once(served, model):
         answer = json.loads(body)
         assert status == 200
         assert answer["action"] == names[explained.action[rows]].tolist()
-        np.testing.assert_allclose(answer["expected_utility"], explained.value[rows], atol=1e-5)
+        np.testing.assert_allclose(
+            answer["expected_utility"], explained.value[rows], atol=1e-5
+        )
 
 
 def test_images(client, served, model, samples, tmp_path):
@@ -96,7 +102,10 @@ def test_what_training_reads_is_decided(served, model, kind, tmp_path):
     Image.fromarray(np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)).save(path)
     shown = planes(fitted(open_image(path), 8, 1))[None]
     sent = mimetypes.guess_type(path)[0]
-    for body, headers in ((path.read_bytes(), {"Content_Type": sent}), form(path.read_bytes())):
+    for body, headers in (
+        (path.read_bytes(), {"Content_Type": sent}),
+        form(path.read_bytes()),
+    ):
         status, _, answer = served.ask(body, **headers)
         assert status == 200, answer
         check(json.loads(answer), model, shown)
@@ -104,7 +113,11 @@ def test_what_training_reads_is_decided(served, model, kind, tmp_path):
 
 def form(*files, boundary="x-7", field='name="file"; filename="a.png"'):
     """As curl -F sends files; returns the body and its content type."""
-    parts = [f"--{boundary}\r\nContent-Disposition: form-data; {field}\r\n\r\n".encode() + file for file in files]
+    parts = [
+        f"--{boundary}\r\nContent-Disposition: form-data; {field}\r\n\r\n".encode()
+        + file
+        for file in files
+    ]
     body = b"\r\n".join([*parts, f"--{boundary}--\r\n".encode()])
     return body, {"Content_Type": f'multipart/form-data; boundary="{boundary}"'}
 
@@ -117,30 +130,50 @@ def test_a_form_with_several_files(served, model, samples):
 
 
 def test_a_form_as_curl_writes_it(served, model, samples):
-    """curl -F file=@0.png -F file=@1.png: a boundary of many dashes without quotes, and the type of each file."""
+    """curl -F file=@0.png -F file=@1.png: a boundary of many dashes without quotes, and
+    the type of each file.
+    """
     dashes = "-" * 24 + "KxUxpDfBp0fgWjt7gZ2wTJ"
-    head = 'form-data; name="file"; filename="{}.png"\r\nContent-Type: image/png\r\n\r\n'
+    head = (
+        'form-data; name="file"; filename="{}.png"\r\nContent-Type: image/png\r\n\r\n'
+    )
     body = b""
     for i in range(2):
-        body += f"--{dashes}\r\nContent-Disposition: {head.format(i)}".encode() + png(samples[i]) + b"\r\n"
+        body += (
+            f"--{dashes}\r\nContent-Disposition: {head.format(i)}".encode()
+            + png(samples[i])
+            + b"\r\n"
+        )
     status, _, answer = served.ask(
-        body + f"--{dashes}--\r\n".encode(), Content_Type=f"multipart/form-data; boundary={dashes}"
+        body + f"--{dashes}--\r\n".encode(),
+        Content_Type=f"multipart/form-data; boundary={dashes}",
     )
     assert status == 200
     check(json.loads(answer), model, samples[:2])
 
 
-def test_forms_of_web_pages_of_other_origins_are_refused(served, backend, start, samples):
-    """Browsers send them without asking; other bodies they do not. A token cannot be sent so."""
+def test_forms_of_web_pages_of_other_origins_are_refused(
+    served, backend, start, samples
+):
+    """Browsers send them without asking; other bodies they do not. A token cannot be
+    sent so.
+    """
     body, headers = form(png(samples[0]))
-    for origin in ("http://evil.example", "null", "https://127.0.0.1.evil.example", "http://127.0.0.1"):
+    for origin in (
+        "http://evil.example",
+        "null",
+        "https://127.0.0.1.evil.example",
+        "http://127.0.0.1",
+    ):
         assert served.ask(body, Origin=origin, **headers)[0] == 403
     assert served.ask(body, Origin=served.url, **headers)[0] == 200
     token = "a-long-enough-token"
     with start(backend, token=token) as guarded:
         known = {"Authorization": f"Bearer {token}"}
         assert guarded.ask(body, Origin="http://evil.example", **headers)[0] == 401
-        assert guarded.ask(body, Origin="http://app.example", **known, **headers)[0] == 200
+        assert (
+            guarded.ask(body, Origin="http://app.example", **known, **headers)[0] == 200
+        )
 
 
 def test_transparent_pixels_are_white(client, model, samples):
@@ -157,15 +190,22 @@ def test_a_utility_in_the_request(client, model, samples):
     answer = client.decide(arrays=samples, utility=utility)
     check(answer, model, samples, utility)
     assert "abstain" in answer["action"]
-    shuffled = rfdlc.Utility(utility.matrix[::-1], model.classes.names[::-1], utility.actions)
+    shuffled = rfdlc.Utility(
+        utility.matrix[::-1], model.classes.names[::-1], utility.actions
+    )
     assert client.decide(arrays=samples, utility=shuffled) == answer  # matched by name
 
 
 def test_what_all_actions_are_worth_alike_decides_nothing():
     p = np.random.default_rng(0).dirichlet([1, 1, 1], 500).astype(np.float32)
     plain = rfdlc.Utility(np.eye(3), ["a", "b", "c"])
-    lifted = rfdlc.Utility(np.eye(3) + 1e7, plain.classes)  # in 32 bits 1e7 + 0.3 is 1e7
-    answers = [Answer.of(rfdlc.Decider(utility), p, np.zeros(len(p))) for utility in (plain, lifted)]
+    lifted = rfdlc.Utility(
+        np.eye(3) + 1e7, plain.classes
+    )  # in 32 bits 1e7 + 0.3 is 1e7
+    answers = [
+        Answer.of(rfdlc.Decider(utility), p, np.zeros(len(p)))
+        for utility in (plain, lifted)
+    ]
     assert answers[0].columns["action"] == [plain.actions[i] for i in p.argmax(1)]
     assert answers[1].columns["action"] == answers[0].columns["action"]
 
@@ -173,10 +213,19 @@ def test_what_all_actions_are_worth_alike_decides_nothing():
 def test_probabilities(client, model):
     scores = np.random.default_rng(0).dirichlet(np.ones(10), (3, 20))
     for given in (scores, scores[0]):
-        answer, explained = client.decide(probabilities=given), model.decider.explain(given)
-        assert answer["action"] == [model.decider.utility.actions[i] for i in explained.action]
-        np.testing.assert_allclose(answer["expected_utility"], explained.value, atol=1e-6)
-        assert ("mutual_information" in answer) == (given.ndim == 3)  # one particle has none
+        answer, explained = (
+            client.decide(probabilities=given),
+            model.decider.explain(given),
+        )
+        assert answer["action"] == [
+            model.decider.utility.actions[i] for i in explained.action
+        ]
+        np.testing.assert_allclose(
+            answer["expected_utility"], explained.value, atol=1e-6
+        )
+        assert ("mutual_information" in answer) == (
+            given.ndim == 3
+        )  # one particle has none
 
 
 @pytest.mark.usefixtures("quick_exports")
@@ -199,7 +248,12 @@ def test_rows_of_a_table(tmp_path, start):
     lines += [f"{50 + i % 20},red,ill" for i in range(20)]
     (tmp_path / "rows.csv").write_text("\n".join(lines))
     model = rfdlc.train(
-        tmp_path / "rows.csv", "ce", tmp_path / "run", data_options={"target": "kind"}, epochs=3, device="cpu"
+        tmp_path / "rows.csv",
+        "ce",
+        tmp_path / "run",
+        data_options={"target": "kind"},
+        epochs=3,
+        device="cpu",
     )
     rows = {"age": [39, "61", None], "colour": ["blue", "red", "green"]}
     with start(open_backend(tmp_path / "run")) as served:
@@ -208,24 +262,47 @@ def test_rows_of_a_table(tmp_path, start):
         answer = client.decide(rows=rows)
         assert answer["action"] == expected
         empty, told = answer["warnings"]
-        assert empty.startswith("column 'age' is empty in 33% of the rows, but never was in training: the model uses")
-        assert told.startswith("column 'colour' has categories that training did not see")
+        assert empty.startswith(
+            "column 'age' is empty in 33% of the rows, but never was in training: the"
+            " model uses"
+        )
+        assert told.startswith(
+            "column 'colour' has categories that training did not see"
+        )
         assert "green" not in told
         assert "warnings" not in client.decide(rows={"age": [39], "colour": ["red"]})
-        each = [dict(zip(rows, cells, strict=True)) for cells in zip(*rows.values(), strict=True)]
+        each = [
+            dict(zip(rows, cells, strict=True))
+            for cells in zip(*rows.values(), strict=True)
+        ]
         assert client.decide(rows=each)["action"] == expected
-        with pytest.raises(rfdlc.InputError, match="413: rows: more than 256 samples in one request: send them in"):
+        with pytest.raises(
+            rfdlc.InputError,
+            match="413: rows: more than 256 samples in one request: send them in",
+        ):
             client.decide(rows={"age": [39] * 257, "colour": ["red"] * 257})
-        with pytest.raises(rfdlc.InputError, match="422: probabilities: expected nested lists"):  # too many classes
+        with pytest.raises(
+            rfdlc.InputError, match="422: probabilities: expected nested lists"
+        ):  # too many classes
             client.decide(probabilities=[[0.2, 0.3, 0.5]])
-        with pytest.raises(rfdlc.InputError, match=r"rows holds \[39, 'red'\]: expected a {column: cell} for each row"):
+        with pytest.raises(
+            rfdlc.InputError,
+            match=r"rows holds \[39, 'red'\]: expected a {column: cell} for each row",
+        ):
             client.decide(rows=[[39, "red"]])
-        assert client.decide(rows={"age": [39], "colour": ["RED"]})["warnings"] == [told]
+        assert client.decide(rows={"age": [39], "colour": ["RED"]})["warnings"] == [
+            told
+        ]
         (far,) = client.decide(rows={"age": [610], "colour": ["red"]})["warnings"]
-        assert far.startswith("column 'age' has values far outside of those in training: ")
+        assert far.startswith(
+            "column 'age' has values far outside of those in training: "
+        )
         assert "610" not in far
         nothing = client.decide(rows={"age": [None], "colour": [None]})["warnings"]
-        assert [" is empty in 100% of the rows" in each for each in nothing] == [True, True]
+        assert [" is empty in 100% of the rows" in each for each in nothing] == [
+            True,
+            True,
+        ]
         assert "rfdlc_unseen_categories_total 9.0" in client.metrics()
         for bad in (
             {"age": [1]},
@@ -237,14 +314,26 @@ def test_rows_of_a_table(tmp_path, start):
             with pytest.raises(rfdlc.InputError, match="422") as refused:
                 client.decide(rows=bad)
             assert "secret" not in str(refused.value)
-        status, _, body = served.ask(b'{"rows": {"age": [39, 1e999], "colour": ["red", "red"]}}')
+        status, _, body = served.ask(
+            b'{"rows": {"age": [39, 1e999], "colour": ["red", "red"]}}'
+        )
         assert status == 422
-        assert json.loads(body)["detail"].startswith("rows: 'age': expected a list of texts, finite numbers")
-        pandas = pytest.importorskip("pandas")  # numpy's numbers, and nan where something is missing
+        assert json.loads(body)["detail"].startswith(
+            "rows: 'age': expected a list of texts, finite numbers"
+        )
+        pandas = pytest.importorskip(
+            "pandas"
+        )  # numpy's numbers, and nan where something is missing
         for ages in ([39, 61, 50], [39, None, 50]):
-            frame = pandas.DataFrame({"age": ages, "colour": pandas.Categorical(rows["colour"])})
+            frame = pandas.DataFrame(
+                {"age": ages, "colour": pandas.Categorical(rows["colour"])}
+            )
             explained = model.decider.explain(model.predict(frame))
-            np.testing.assert_allclose(client.decide(rows=frame)["expected_utility"], explained.value, atol=1e-5)
+            np.testing.assert_allclose(
+                client.decide(rows=frame)["expected_utility"],
+                explained.value,
+                atol=1e-5,
+            )
 
 
 def test_lists_of_numbers_are_columns_as_in_training(tmp_path, start):
@@ -255,17 +344,28 @@ def test_lists_of_numbers_are_columns_as_in_training(tmp_path, start):
     frame.to_parquet(tmp_path / "rows.parquet")
     settings = {"data_options": {"target": "kind"}, "epochs": 3, "device": "cpu"}
     model = rfdlc.train(tmp_path / "rows.parquet", "ce", tmp_path / "run", **settings)
-    expected = [model.decider.utility.actions[i] for i in model.decide(frame[["vector"]])]
+    expected = [
+        model.decider.utility.actions[i] for i in model.decide(frame[["vector"]])
+    ]
     assert len(set(expected)) == 2
     with start(open_backend(tmp_path / "run")) as served:
         client = rfdlc.Client(served.url)
         assert client.decide(rows=frame[["vector"]])["action"] == expected
-        assert client.decide(rows=[{"vector": list(vector)} for vector in vectors])["action"] == expected
+        assert (
+            client.decide(rows=[{"vector": list(vector)} for vector in vectors])[
+                "action"
+            ]
+            == expected
+        )
         with pytest.raises(
-            rfdlc.InputError, match=r"lists in column 'vector' have 3, 4 numbers: expected as many each"
+            rfdlc.InputError,
+            match=r"lists in column 'vector' have 3, 4 numbers: expected as many each",
         ):
             client.decide(rows={"vector": [[1, 2, 3], [1, 2, 3, 4]]})
-        with pytest.raises(rfdlc.InputError, match=r"probabilities\[1, 0\] is nan: expected finite numbers"):
+        with pytest.raises(
+            rfdlc.InputError,
+            match=r"probabilities\[1, 0\] is nan: expected finite numbers",
+        ):
             client.decide(probabilities=[[0.5, 0.5], [np.nan, 1]])
 
 
@@ -274,11 +374,17 @@ def test_metrics(start, backend, model):
         client = rfdlc.Client(served.url)
         rare = np.full((200, 10), 0.02)
         rare[:, 9] = 0.82
-        utility = rfdlc.Utility.one_hot(model.classes).with_abstain(2)  # better than being right
+        utility = rfdlc.Utility.one_hot(model.classes).with_abstain(
+            2
+        )  # better than being right
         client.decide(probabilities=rare)
         client.decide(probabilities=rare[:7], utility=utility)
         assert served.ask({"arrays": 1})[0] == 422
-        lines = dict(line.rsplit(" ", 1) for line in client.metrics().splitlines() if not line.startswith("#"))
+        lines = dict(
+            line.rsplit(" ", 1)
+            for line in client.metrics().splitlines()
+            if not line.startswith("#")
+        )
     lines = {name: float(value) for name, value in lines.items()}
     assert lines['rfdlc_requests_total{path="/decide",status="200"}'] == 2
     assert lines['rfdlc_requests_total{path="/decide",status="422"}'] == 1
@@ -286,7 +392,9 @@ def test_metrics(start, backend, model):
     assert lines['rfdlc_decisions_total{class="9"}'] == 200
     assert lines['rfdlc_abstentions_total{action="other"}'] == 7
     assert lines["rfdlc_uncertainty_count"] == 207
-    prior = [lines[f'rfdlc_class_prior{{class="{name}"}}'] for name in model.classes.names]
+    prior = [
+        lines[f'rfdlc_class_prior{{class="{name}"}}'] for name in model.classes.names
+    ]
     assert abs(sum(prior) - 1) < 1e-4
     assert prior[9] > 0.15  # was 0.1: drift is visible
 
@@ -296,23 +404,48 @@ def test_documents(served):
     assert json.loads(served.ask(method="GET", path="/ready")[2])["ready"] is True
     document = json.loads(served.ask(method="GET", path="/openapi.json")[2])
     content = document["paths"]["/decide"]["post"]["requestBody"]["content"]
-    kinds = ("png", "jpeg", "tiff", "webp", "bmp", "gif", "x-portable-pixmap", "x-portable-graymap")
-    assert set(content) == {"application/json", "multipart/form-data", *(f"image/{kind}" for kind in kinds)}
+    kinds = (
+        "png",
+        "jpeg",
+        "tiff",
+        "webp",
+        "bmp",
+        "gif",
+        "x-portable-pixmap",
+        "x-portable-graymap",
+    )
+    assert set(content) == {
+        "application/json",
+        "multipart/form-data",
+        *(f"image/{kind}" for kind in kinds),
+    }
     schema = content["application/json"]["schema"]
     assert {"arrays", "images", "probabilities", "utility"} == set(schema["properties"])
-    assert "$ref" not in json.dumps(schema)  # it would point into the document, where there is no such thing
+    assert "$ref" not in json.dumps(
+        schema
+    )  # it would point into the document, where there is no such thing
     assert served.ask(method="GET", path="/docs")[0] == 200
     assert served.ask(method="GET")[0] == 405
 
 
 def test_base64_is_strict(served):
-    assert served.ask({"images": ["data:image/png;base64," + base64.b64encode(b"x").decode()]})[0] == 422
+    assert (
+        served.ask(
+            {"images": ["data:image/png;base64," + base64.b64encode(b"x").decode()]}
+        )[0]
+        == 422
+    )
 
 
 def test_a_target_prior_without_some_classes_says_what_is_wrong(start, backend):
-    decider = backend.decider.replace(fitted=None, train_prior="uniform", target_prior=np.eye(10)[:2].sum(axis=0))
+    decider = backend.decider.replace(
+        fitted=None, train_prior="uniform", target_prior=np.eye(10)[:2].sum(axis=0)
+    )
     with start(replace(backend, decider=decider)) as served:
         status, _, body = served.ask({"probabilities": [[0.0] * 9 + [1.0]]})
         assert status == 422
-        assert "some probability for a class whose target prior is not 0" in json.loads(body)["detail"]
+        assert (
+            "some probability for a class whose target prior is not 0"
+            in json.loads(body)["detail"]
+        )
         assert served.ask({"probabilities": [[0.1] * 10]})[0] == 200

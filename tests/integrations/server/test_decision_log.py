@@ -1,4 +1,6 @@
-"""Decisions that are logged, labels that come later, and deciders that are replaced under load."""
+"""Decisions that are logged, labels that come later, and deciders that are replaced
+under load.
+"""
 
 import asyncio
 import json
@@ -27,8 +29,12 @@ from rfdlc.integrations.watching import read_log
 def scores(run):
     """Probabilities of held-out samples, and their names of classes."""
     held = Predictions.load(run / "held-out.npz")
-    p = np.exp(held.scores.values[0] - held.scores.values[0].max(axis=1, keepdims=True)).astype(float)
-    return np.tile(p / p.sum(axis=1, keepdims=True), (3, 1)), 3 * list(held.classes.select(held.targets))
+    p = np.exp(
+        held.scores.values[0] - held.scores.values[0].max(axis=1, keepdims=True)
+    ).astype(float)
+    return np.tile(p / p.sum(axis=1, keepdims=True), (3, 1)), 3 * list(
+        held.classes.select(held.targets)
+    )
 
 
 def asked(served, p, **path):
@@ -37,24 +43,37 @@ def asked(served, p, **path):
     return json.loads(body)
 
 
-def test_a_log_has_what_was_decided_and_is_watched(backend, run, start, scores, tmp_path):
+def test_a_log_has_what_was_decided_and_is_watched(
+    backend, run, start, scores, tmp_path
+):
     p, _ = scores
     held = Predictions.load(run / "held-out.npz")
     log = DecisionLog(tmp_path / "log", held)
     with start(backend, logs={"1": log}) as served:
         answers = [asked(served, piece) for piece in np.array_split(p[:200], 8)]
         other = {"matrix": (2 * np.eye(10)).tolist()}
-        status, _, body = served.ask({"probabilities": p[:2].tolist(), "utility": other})
+        status, _, body = served.ask(
+            {"probabilities": p[:2].tolist(), "utility": other}
+        )
         own = json.loads(body)
         _, _, page = served.ask(path="/metrics", method="GET")
-    ids, actions = ([cell for answer in answers for cell in answer[name]] for name in ("id", "action"))
+    ids, actions = (
+        [cell for answer in answers for cell in answer[name]]
+        for name in ("id", "action")
+    )
     assert len(set(ids)) == 200
     assert status == 200
     assert "id" not in own
-    assert {answer["decider"] for answer in answers} == {own["decider"]} == {decider_version(backend.decider)}
+    assert (
+        {answer["decider"] for answer in answers}
+        == {own["decider"]}
+        == {decider_version(backend.decider)}
+    )
     found = read_log(tmp_path / "log")
     assert found.version == own["decider"]
-    assert [found.decider.utility.actions[i] for i in found.decisions.actions] == actions
+    assert [
+        found.decider.utility.actions[i] for i in found.decisions.actions
+    ] == actions
     expected = np.asarray(backend.decider.probabilities(p[:200]))
     assert found.decisions.probabilities == pytest.approx(expected, abs=1e-6)
     loaded = Predictions.load(tmp_path / "log")  # other commands read it, too
@@ -68,7 +87,9 @@ def test_a_log_has_what_was_decided_and_is_watched(backend, run, start, scores, 
     assert not (tmp_path / "log" / "feedback.jsonl").exists()
 
 
-def test_files_are_rotated_and_the_dashboard_asks_for_metrics_that_exist(backend, start, scores, tmp_path, monkeypatch):
+def test_files_are_rotated_and_the_dashboard_asks_for_metrics_that_exist(
+    backend, start, scores, tmp_path, monkeypatch
+):
     monkeypatch.setattr(decision_log, "ROWS", 100)
     monkeypatch.setattr(decision_log, "GATHERED", 2)
     monkeypatch.setattr(decision_log, "FILES", 3)
@@ -80,25 +101,41 @@ def test_files_are_rotated_and_the_dashboard_asks_for_metrics_that_exist(backend
     assert len(files) == 3
     assert Predictions.load(files[-1]).ids[-1] == ids[-1]
     assert len(read_log(tmp_path).decisions) == 360  # two requests of 60 per file
-    dashboard = (Path(__file__).parents[3] / "docs/monitoring/grafana.json").read_text(encoding="utf-8")
+    dashboard = (Path(__file__).parents[3] / "docs/monitoring/grafana.json").read_text(
+        encoding="utf-8"
+    )
     for name in set(re.findall(r"rfdlc_[a-z_]+", dashboard)):
-        assert name.removesuffix("_bucket").removesuffix("_count").removesuffix("_total") in page.decode(), name
+        assert (
+            name.removesuffix("_bucket").removesuffix("_count").removesuffix("_total")
+            in page.decode()
+        ), name
 
 
-def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, run, start, scores, tmp_path, monkeypatch):
+def test_feedback_gives_the_realised_utility_and_a_new_decider(
+    backend, run, start, scores, tmp_path, monkeypatch
+):
     p, labels = scores
     log = DecisionLog(tmp_path)
     with start(backend, logs={"1": log}) as served:
         answer = [asked(served, piece) for piece in np.array_split(p[:120], 4)]
         ids = [name for each in answer for name in each["id"]]
         actions = [name for each in answer for name in each["action"]]
-        status, _, body = served.ask({"ids": [*ids, "x-1"], "labels": [*labels[:120], labels[0]]}, path="/feedback")
+        status, _, body = served.ask(
+            {"ids": [*ids, "x-1"], "labels": [*labels[:120], labels[0]]},
+            path="/feedback",
+        )
         found = json.loads(body)
         bad = [
             served.ask(given, path="/feedback")[0]
-            for given in ({"ids": ids}, {"ids": ids[:1], "labels": ["yeti"]}, {"ids": ids[:2], "labels": labels[:1]},
-                          {"ids": ids[:1], "labels": labels[:1], "propensity": [0.0]}, b"[", [1])
-        ]  # fmt: skip
+            for given in (
+                {"ids": ids},
+                {"ids": ids[:1], "labels": ["yeti"]},
+                {"ids": ids[:2], "labels": labels[:1]},
+                {"ids": ids[:1], "labels": labels[:1], "propensity": [0.0]},
+                b"[",
+                [1],
+            )
+        ]
         kind = served.ask(b"x", path="/feedback", Content_Type="text/plain")[0]
     assert status == 200
     assert (found["matched"], found["unknown"]) == (120, 1)
@@ -108,32 +145,52 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, run, sta
     assert found["realised_utility"] == pytest.approx(values.mean())
     assert bad == [422] * 6
     assert kind == 415
-    option, options, realised = rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)
+    option, options, realised = rfdlc.recalibrate(
+        tmp_path, tmp_path / "new.json", force=True
+    )
     assert realised.utility == pytest.approx(values.mean())
     assert {each.name for each in options} == {"prior", "calibration", "both"}
-    assert decider_version(rfdlc.Decider.load(tmp_path / "new.json")) == decider_version(option.decider)
+    assert decider_version(
+        rfdlc.Decider.load(tmp_path / "new.json")
+    ) == decider_version(option.decider)
     assert not rfdlc.Decider.load(tmp_path / "new.json").sets
-    sets = backend.decider.fit_sets(Predictions.load(run / "held-out.npz"), coverage=0.9)
+    sets = backend.decider.fit_sets(
+        Predictions.load(run / "held-out.npz"), coverage=0.9
+    )
     log = replace(read_log(tmp_path), decider=sets)
     with monkeypatch.context() as given:
         given.setattr(watching, "read_log", lambda *_: log)
-        with pytest.warns(UserWarning, match="prediction sets .* are left out: fit them"):
+        with pytest.warns(
+            UserWarning, match="prediction sets .* are left out: fit them"
+        ):
             rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)
     with (tmp_path / "feedback.jsonl").open("a") as file:
         file.write('{"id": "')  # the server is writing this line
     assert len(read_log(tmp_path).rows) == 120
     with (tmp_path / "feedback.jsonl").open("a") as file:
-        file.write('{"id": "a"}\n')  # a server was killed there, and the next one went on
-    with pytest.raises(rfdlc.InputError, match=r"feedback.jsonl: line 122 is not an object with id and label"):
+        file.write(
+            '{"id": "a"}\n'
+        )  # a server was killed there, and the next one went on
+    with pytest.raises(
+        rfdlc.InputError,
+        match=r"feedback.jsonl: line 122 is not an object with id and label",
+    ):
         read_log(tmp_path)
 
 
-def test_feedback_and_recalibrate_give_the_same_numbers(backend, start, scores, tmp_path):
+def test_feedback_and_recalibrate_give_the_same_numbers(
+    backend, start, scores, tmp_path
+):
     p, labels = scores
     with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
         ids = asked(served, p[:150])["id"]
-        doubtful = sorted(range(150), key=lambda i: p[i].max())[:90]  # other shares of strata have labels
-        given = {"ids": [ids[i] for i in doubtful], "labels": [labels[i] for i in doubtful]}
+        doubtful = sorted(range(150), key=lambda i: p[i].max())[
+            :90
+        ]  # other shares of strata have labels
+        given = {
+            "ids": [ids[i] for i in doubtful],
+            "labels": [labels[i] for i in doubtful],
+        }
         found = json.loads(served.ask(given, path="/feedback")[2])
     own = rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)[2].to_dict()
     assert set(own) < set(found)
@@ -148,10 +205,17 @@ def test_labels_after_a_restart_and_of_an_earlier_decider_are_matched_with_the_l
     p, labels = scores
     with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
         ids = asked(served, p[:120])["id"]
-    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:  # another process knows none of them
-        found = json.loads(served.ask({"ids": ids, "labels": labels[:120]}, path="/feedback")[2])
+    with start(
+        backend, logs={"1": DecisionLog(tmp_path)}
+    ) as served:  # another process knows none of them
+        found = json.loads(
+            served.ask({"ids": ids, "labels": labels[:120]}, path="/feedback")[2]
+        )
     assert (found["matched"], found["unknown"]) == (0, 120)
-    assert "are kept: rfdlc watch and rfdlc recalibrate match them with the log" in found["advice"]
+    assert (
+        "are kept: rfdlc watch and rfdlc recalibrate match them with the log"
+        in found["advice"]
+    )
     option, _, realised = rfdlc.recalibrate(tmp_path, tmp_path / "new.json")
     assert realised.labelled == 120
 
@@ -160,25 +224,53 @@ def test_labels_after_a_restart_and_of_an_earlier_decider_are_matched_with_the_l
     log.close()
     old = tmp_path / "deciders" / f"{decider_version(backend.decider)}.json"
     later, earlier = rfdlc.watch(tmp_path, run), rfdlc.watch(tmp_path, run, decider=old)
-    assert f"Left out: 120 decisions of other deciders than {decider_version(new)}." in later.verdict[-1]
-    assert (later.realised, earlier.realised.labelled, earlier.log.left_out) == (None, 120, 50)
+    assert (
+        f"Left out: 120 decisions of other deciders than {decider_version(new)}."
+        in later.verdict[-1]
+    )
+    assert (later.realised, earlier.realised.labelled, earlier.log.left_out) == (
+        None,
+        120,
+        50,
+    )
     with pytest.raises(rfdlc.InputError, match="name an earlier decider by --decider"):
         rfdlc.recalibrate(tmp_path, tmp_path / "newer.json")
-    assert rfdlc.recalibrate(tmp_path, tmp_path / "newer.json", decider=old)[2].labelled == 120
+    assert (
+        rfdlc.recalibrate(tmp_path, tmp_path / "newer.json", decider=old)[2].labelled
+        == 120
+    )
     with pytest.raises(rfdlc.InputError, match="has no decisions of decider"):
-        rfdlc.watch(tmp_path, run, decider=backend.decider.replace(target_prior=np.full(10, 0.1), rule="argmax"))
+        rfdlc.watch(
+            tmp_path,
+            run,
+            decider=backend.decider.replace(
+                target_prior=np.full(10, 0.1), rule="argmax"
+            ),
+        )
 
 
-def test_a_failure_of_the_monitor_or_the_disk_loses_nothing_else(backend, run, scores, tmp_path, monkeypatch):
-    p, log = scores[0][:50], DecisionLog(tmp_path, Predictions.load(run / "held-out.npz"))
-    deciders = backend.decider, backend.decider.replace(target_prior=np.array([0.91] + [0.01] * 9), budget=None)
+def test_a_failure_of_the_monitor_or_the_disk_loses_nothing_else(
+    backend, run, scores, tmp_path, monkeypatch
+):
+    p, log = (
+        scores[0][:50],
+        DecisionLog(tmp_path, Predictions.load(run / "held-out.npz")),
+    )
+    deciders = (
+        backend.decider,
+        backend.decider.replace(
+            target_prior=np.array([0.91] + [0.01] * 9), budget=None
+        ),
+    )
 
     def fail(*given, **options):
         raise OSError("no space left")
 
     def write():
         for decider in deciders:
-            log.add(Answer.of(decider, np.asarray(decider.probabilities(p)), np.zeros(50)))
+            log.add(
+                Answer.of(decider, np.asarray(decider.probabilities(p)), np.zeros(50))
+            )
         log.flush().result()
 
     with monkeypatch.context() as broken:
@@ -194,7 +286,9 @@ def test_a_failure_of_the_monitor_or_the_disk_loses_nothing_else(backend, run, s
     log.close()
 
 
-def test_samples_of_a_whole_file_are_tested_and_those_of_many_classes_evenly(backend, run, tmp_path, monkeypatch):
+def test_samples_of_a_whole_file_are_tested_and_those_of_many_classes_evenly(
+    backend, run, tmp_path, monkeypatch
+):
     decider, held = backend.decider, Predictions.load(run / "held-out.npz")
     reference = Reference.fit(decider, held)
     rows = np.random.default_rng(0).choice(len(held), 3000, p=reference.weights)
@@ -211,7 +305,9 @@ def test_samples_of_a_whole_file_are_tested_and_those_of_many_classes_evenly(bac
 
     found, before = monitored("all")
     assert (found.evidence["class prior"].samples, found.per_month) == (3000, 30_000)
-    assert found.alarms["class prior"] > 1500  # the change comes after the first 1,000 samples
+    assert (
+        found.alarms["class prior"] > 1500
+    )  # the change comes after the first 1,000 samples
     assert "rfdlc_reference_utility NaN" in before  # and not 0, which would be a value
     assert "rfdlc_expected_utility NaN" in before
     monkeypatch.setattr(decision_log, "MONITORED", (100, 10_000))
@@ -232,7 +328,9 @@ def test_a_decider_file_that_cannot_be_looked_at_is_tried_again(tmp_path):
     assert len(found) == 1
 
 
-def test_a_decider_is_replaced_under_load_and_no_request_fails(backend, start, model, samples, scores, tmp_path):
+def test_a_decider_is_replaced_under_load_and_no_request_fails(
+    backend, start, model, samples, scores, tmp_path
+):
     p, _ = scores
     file, old = tmp_path / "decider.json", backend.decider
     new = old.replace(target_prior=np.array([0.91] + [0.01] * 9), budget=None)
@@ -258,11 +356,18 @@ def test_a_decider_is_replaced_under_load_and_no_request_fails(backend, start, m
             thread.join()
         by_probabilities = asked(served, p[:5], path="/decide?full=true")
     assert {status for status, _ in answers} == {200}
-    values = {decider_version(each): each.explain(model.predict(x)).value for each in (old, new)}
+    values = {
+        decider_version(each): each.explain(model.predict(x)).value
+        for each in (old, new)
+    }
     assert {answer["decider"] for _, answer in answers} == set(values)
     for _, answer in answers:  # each by the decider that it names
-        assert answer["expected_utility"] == pytest.approx(values[answer["decider"]], abs=1e-4)
-    assert by_probabilities["probabilities"] == pytest.approx(np.asarray(new.probabilities(p[:5])), abs=1e-5)
+        assert answer["expected_utility"] == pytest.approx(
+            values[answer["decider"]], abs=1e-4
+        )
+    assert by_probabilities["probabilities"] == pytest.approx(
+        np.asarray(new.probabilities(p[:5])), abs=1e-5
+    )
 
 
 def test_a_server_without_a_log_says_so(served):

@@ -1,4 +1,6 @@
-"""Whatever is sent, the answer is 4xx, says what is expected, and does not repeat what was sent."""
+"""Whatever is sent, the answer is 4xx, says what is expected, and does not repeat what
+was sent.
+"""
 
 import base64
 import http.client
@@ -28,9 +30,16 @@ def image_file(size=(8, 8), mode="L", kind="PNG"):
 
 def png(header, pixels):
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data))
+            + kind
+            + data
+            + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
-    body = chunk(b"IHDR", struct.pack(">IIBBBBB", *header)) + chunk(b"IDAT", zlib.compress(pixels))
+    body = chunk(b"IHDR", struct.pack(">IIBBBBB", *header)) + chunk(
+        b"IDAT", zlib.compress(pixels)
+    )
     return b"\x89PNG\r\n\x1a\n" + body + chunk(b"IEND", b"")
 
 
@@ -45,10 +54,14 @@ def deep_colour():
 
 
 def pages():
-    """A TIFF with a directory for each of 20,000 pages: pillow would count them in quadratic time."""
+    """A TIFF with a directory for each of 20,000 pages: pillow would count them in
+    quadratic time.
+    """
     first = Image.open(io.BytesIO(image_file(kind="TIFF")))
     content = bytearray(image_file(kind="TIFF"))
-    last = first.tag_v2._offset + 2 + 12 * len(first.tag_v2)  # where the offset of the next directory is
+    last = (
+        first.tag_v2._offset + 2 + 12 * len(first.tag_v2)
+    )  # where the offset of the next directory is
     for _ in range(20_000):
         content[last : last + 4] = struct.pack("<I", len(content))
         last = len(content) + 2
@@ -92,7 +105,9 @@ JSON_BODIES = {
     "no images": {"images": SECRET},
     "numbers for images": {"images": [1, 2]},
     "no picture": {"images": [coded(SECRET.encode())]},
-    "a truncated picture": {"images": [coded(image_file((300, 300), "RGB", "JPEG")[:-400])]},
+    "a truncated picture": {
+        "images": [coded(image_file((300, 300), "RGB", "JPEG")[:-400])]
+    },
     "half a header": {"images": [coded(image_file()[:20])]},
     "a broken checksum": {"images": [coded(image_file((40, 40))[:-20] + b"x" * 20)]},
     "a bomb": {"images": [coded(bomb())]},
@@ -111,9 +126,18 @@ JSON_BODIES = {
     "a text utility": {"arrays": GOOD, "utility": SECRET},
     "a utility of another shape": {"arrays": GOOD, "utility": {"matrix": [[1, 2]]}},
     "an infinite utility": {"arrays": GOOD, "utility": {"matrix": [[1e400] * 10] * 10}},
-    "doubled actions": {"arrays": GOOD, "utility": {"matrix": [[1, 2]] * 10, "actions": [SECRET, SECRET]}},
-    "unknown classes": {"arrays": GOOD, "utility": {"matrix": [[1] * 10] * 10, "classes": [SECRET] * 10}},
-    "classes as numbers": {"arrays": GOOD, "utility": {"matrix": [[1] * 10] * 10, "classes": list(range(10))}},
+    "doubled actions": {
+        "arrays": GOOD,
+        "utility": {"matrix": [[1, 2]] * 10, "actions": [SECRET, SECRET]},
+    },
+    "unknown classes": {
+        "arrays": GOOD,
+        "utility": {"matrix": [[1] * 10] * 10, "classes": [SECRET] * 10},
+    },
+    "classes as numbers": {
+        "arrays": GOOD,
+        "utility": {"matrix": [[1] * 10] * 10, "classes": list(range(10))},
+    },
 }
 
 
@@ -128,14 +152,26 @@ def test_bodies(served, name):
 HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n'
 FORMS = {
     "no boundary": ("multipart/form-data", HEAD + image_file() + b"\r\n--b--"),
-    "an empty boundary": ('multipart/form-data; boundary=""', HEAD + image_file() + b"\r\n--b--"),
-    "another boundary": ("multipart/form-data; boundary=c", HEAD + image_file() + b"\r\n--b--"),
+    "an empty boundary": (
+        'multipart/form-data; boundary=""',
+        HEAD + image_file() + b"\r\n--b--",
+    ),
+    "another boundary": (
+        "multipart/form-data; boundary=c",
+        HEAD + image_file() + b"\r\n--b--",
+    ),
     "nothing": ("multipart/form-data; boundary=b", b""),
     "no parts": ("multipart/form-data; boundary=b", b"--b--\r\n"),
     "cut off": ("multipart/form-data; boundary=b", HEAD + image_file()),
-    "no end of headers": ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data\r\n--b--"),
+    "no end of headers": (
+        "multipart/form-data; boundary=b",
+        b"--b\r\nContent-Disposition: form-data\r\n--b--",
+    ),
     "text": ("multipart/form-data; boundary=b", HEAD + SECRET.encode() + b"\r\n--b--"),
-    "odd characters": ("multipart/form-data; boundary*=utf-16''%ff%00b", HEAD + image_file() + b"\r\n--b--"),
+    "odd characters": (
+        "multipart/form-data; boundary*=utf-16''%ff%00b",
+        HEAD + image_file() + b"\r\n--b--",
+    ),
 }
 
 
@@ -150,10 +186,24 @@ def test_forms(served, name):
 
 def test_a_form_has_as_many_files_as_a_request_has_samples(served):
     part, end = HEAD + image_file() + b"\r\n", b"--b--\r\n"
-    assert served.ask(256 * part + end, Content_Type="multipart/form-data; boundary=b")[0] == 200
+    assert (
+        served.ask(256 * part + end, Content_Type="multipart/form-data; boundary=b")[0]
+        == 200
+    )
     for count in (257, 100_000):
-        assert served.ask(count * part + end, Content_Type="multipart/form-data; boundary=b")[0] == 413
-    assert served.ask(HEAD + bomb() + b"\r\n" + end, Content_Type="multipart/form-data; boundary=b")[0] == 413
+        assert (
+            served.ask(
+                count * part + end, Content_Type="multipart/form-data; boundary=b"
+            )[0]
+            == 413
+        )
+    assert (
+        served.ask(
+            HEAD + bomb() + b"\r\n" + end,
+            Content_Type="multipart/form-data; boundary=b",
+        )[0]
+        == 413
+    )
 
 
 def test_bombs_are_too_large(served):
@@ -164,27 +214,43 @@ def test_bombs_are_too_large(served):
 
 def test_sizes_and_kinds(served):
     assert served.ask(b"x" * (17 * 2**20))[0] == 413
-    for kind in ("text/plain", "multipart/mixed", "application/x-www-form-urlencoded", "", "image/heic"):
+    for kind in (
+        "text/plain",
+        "multipart/mixed",
+        "application/x-www-form-urlencoded",
+        "",
+        "image/heic",
+    ):
         assert served.ask({"arrays": GOOD}, Content_Type=kind)[0] == 415
     assert served.ask({"arrays": GOOD}, path="/decide?full=" + SECRET)[0] == 422
     assert served.ask({"arrays": GOOD}, path="/nothing")[0] == 404
     assert served.ask({"arrays": GOOD}, method="PUT")[0] == 405
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory of a process is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(),
+    reason="memory of a process is read from /proc",
+)
 def test_memory_stays_flat(file):
     process = subprocess.Popen(
-        [sys.executable, "-m", "rfdlc", "serve", str(file), "--port", "0", "--quiet"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "rfdlc", "serve", str(file), "--port", "0", "--quiet"],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         port = json.loads(process.stderr.readline())["port"]
         assert json.loads(process.stderr.readline())["event"] == "ready"
-        bodies = [body if isinstance(body, bytes) else json.dumps(body).encode() for body in JSON_BODIES.values()]
+        bodies = [
+            body if isinstance(body, bytes) else json.dumps(body).encode()
+            for body in JSON_BODIES.values()
+        ]
 
         def pages_after(rounds):
             for body in rounds * bodies:
                 connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-                connection.request("POST", "/decide", body, {"Content-Type": "application/json"})
+                connection.request(
+                    "POST", "/decide", body, {"Content-Type": "application/json"}
+                )
                 assert 400 <= connection.getresponse().status < 500
                 connection.close()
             return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
@@ -197,12 +263,17 @@ def test_memory_stays_flat(file):
 
 
 def test_what_the_document_describes_and_what_it_does_not(served):
-    """Schemathesis reads the OpenAPI document and makes requests that follow it, and requests that do not."""
+    """Schemathesis reads the OpenAPI document and makes requests that follow it, and
+    requests that do not.
+    """
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, Phase, given, settings
 
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
-    positive, negative = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
+    positive, negative = (
+        schemathesis.GenerationMode.POSITIVE,
+        schemathesis.GenerationMode.NEGATIVE,
+    )
     seen = set()
     for mode in (positive, negative):
         cases = schema["/decide"]["POST"].as_strategy(generation_mode=mode)
@@ -228,14 +299,20 @@ def test_what_the_document_describes_and_what_it_does_not(served):
     "body",
     [
         b"{" + b",".join(b'"%x":1' % i for i in range(500_000)) + b"}",
-        b'{"utility":{' + b",".join(b'"%x":1' % i for i in range(500_000)) + b'},"arrays":[]}',
-        b'{"arrays":[[[[0]]]],"utility":{"matrix":[[1]],"actions":[' + b",".join([b"1"] * 2_000_000) + b"]}}",
+        b'{"utility":{'
+        + b",".join(b'"%x":1' % i for i in range(500_000))
+        + b'},"arrays":[]}',
+        b'{"arrays":[[[[0]]]],"utility":{"matrix":[[1]],"actions":['
+        + b",".join([b"1"] * 2_000_000)
+        + b"]}}",
         b'{"arrays":[[[' + b",".join([b"[]"] * 1_000_000) + b"]]]}",
     ],
     ids=["fields", "fields of a utility", "actions", "lists"],
 )
 def test_a_million_errors_cost_little_memory(backend, body):
-    """pydantic would make an object of each error: a gigabyte for a body of some megabytes."""
+    """pydantic would make an object of each error: a gigabyte for a body of some
+    megabytes.
+    """
     from fastapi import HTTPException
 
     from rfdlc.integrations.server.backend import Limits

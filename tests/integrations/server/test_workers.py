@@ -1,4 +1,6 @@
-"""Reading or computing that takes too long is killed with its process, and there is a new one afterwards."""
+"""Reading or computing that takes too long is killed with its process, and there is a
+new one afterwards.
+"""
 
 import base64
 import errno
@@ -41,7 +43,12 @@ def test_a_process_that_is_late_is_killed_and_replaced(worker, backend):
     from fastapi import HTTPException
 
     small = picture(8)
-    assert worker.call("image", small, time.monotonic() + 20)["images"].shape == (1, 1, 8, 8)
+    assert worker.call("image", small, time.monotonic() + 20)["images"].shape == (
+        1,
+        1,
+        8,
+        8,
+    )
     first = worker.child.process.pid
     large = base64.b64encode(picture(4900)).decode()
     body = f'{{"images": [{", ".join([f"{chr(34)}{large}{chr(34)}"] * 4)}]}}'.encode()
@@ -51,7 +58,12 @@ def test_a_process_that_is_late_is_killed_and_replaced(worker, backend):
     assert time.monotonic() - began < 1
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
-    assert worker.call("image", small, time.monotonic() + 20)["images"].shape == (1, 1, 8, 8)
+    assert worker.call("image", small, time.monotonic() + 20)["images"].shape == (
+        1,
+        1,
+        8,
+        8,
+    )
     second = worker.child.process
     assert second.pid != first
     second.send_signal(signal.SIGKILL)
@@ -63,14 +75,18 @@ def test_a_process_that_is_late_is_killed_and_replaced(worker, backend):
 
 
 def test_an_overdue_request_frees_its_place(start, backend):
-    """The answer is a 503 in time, what it held is released, and others are answered."""
+    """The answer is a 503 in time, what it held is released, and others are
+    answered.
+    """
     large = base64.b64encode(picture(4900)).decode()
     with start(backend, Limits(seconds=1.5)) as served:
         image = {"Content_Type": "image/png"}
         while served.ask(picture(8), **image)[0] != 200:  # until a process has started
             pass
         began = time.monotonic()
-        status, headers, _ = served.ask({"images": [large] * 4, "utility": {"matrix": np.eye(10).tolist()}})
+        status, headers, _ = served.ask(
+            {"images": [large] * 4, "utility": {"matrix": np.eye(10).tolist()}}
+        )
         assert status in (200, 503)
         assert time.monotonic() - began < 5
         assert status == 200 or headers["retry-after"] == "1"
@@ -79,15 +95,26 @@ def test_an_overdue_request_frees_its_place(start, backend):
         assert b"rfdlc_waiting_requests 0.0" in page
 
 
-def test_a_process_imports_nothing_from_the_current_folder(worker, tmp_path, monkeypatch):
-    (tmp_path / "fastapi.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+def test_a_process_imports_nothing_from_the_current_folder(
+    worker, tmp_path, monkeypatch
+):
+    (tmp_path / "fastapi.py").write_text(
+        "from pathlib import Path\nPath('ran').touch()\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert worker.call("image", picture(8), time.monotonic() + 20)["images"].shape == (1, 1, 8, 8)
+    assert worker.call("image", picture(8), time.monotonic() + 20)["images"].shape == (
+        1,
+        1,
+        8,
+        8,
+    )
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_failure_of_ours_is_a_500_and_logged(start, backend, worker, monkeypatch, caplog):
+def test_a_failure_of_ours_is_a_500_and_logged(
+    start, backend, worker, monkeypatch, caplog
+):
     """Not a 422, which says that the client is wrong; the process goes on."""
     from rfdlc.integrations.server.workers import Worker
 
@@ -109,19 +136,39 @@ def test_a_failure_of_ours_is_a_500_and_logged(start, backend, worker, monkeypat
     assert [record.getMessage() for record in caplog.records] == ["failure", "request"]
 
 
-def test_large_answers_are_decided_and_written_in_a_process(start, backend, monkeypatch):
-    """With the same bytes as on the event loop, which is free meanwhile; what takes too long is killed."""
+def test_large_answers_are_decided_and_written_in_a_process(
+    start, backend, monkeypatch
+):
+    """With the same bytes as on the event loop, which is free meanwhile; what takes too
+    long is killed.
+    """
     from rfdlc.integrations.server.backend import Answer
     from rfdlc.integrations.server.workers import Worker
 
     rng, kinds, call = np.random.default_rng(0), [], Worker.call
     monkeypatch.setattr(Worker, "starts", lambda self: False)
-    monkeypatch.setattr(Worker, "call", lambda self, kind, *given: kinds.append(kind) or call(self, kind, *given))
+    monkeypatch.setattr(
+        Worker,
+        "call",
+        lambda self, kind, *given: kinds.append(kind) or call(self, kind, *given),
+    )
     question = {"probabilities": rng.dirichlet(np.ones(10), 40).tolist()}
-    utility = {"matrix": rng.normal(size=(10, 900)).tolist(), "actions": [f"a{i}" for i in range(900)]}
+    utility = {
+        "matrix": rng.normal(size=(10, 900)).tolist(),
+        "actions": [f"a{i}" for i in range(900)],
+    }
     wide = {**question, "utility": utility}
-    tensor = {"name": "probabilities", "shape": [40, 10], "datatype": "FP64", "data": question["probabilities"]}
-    asked = (wide, "/decide?full=true"), (wide, "/decide"), ({"inputs": [tensor]}, "/v2/models/digits/infer")
+    tensor = {
+        "name": "probabilities",
+        "shape": [40, 10],
+        "datatype": "FP64",
+        "data": question["probabilities"],
+    }
+    asked = (
+        (wide, "/decide?full=true"),
+        (wide, "/decide"),
+        ({"inputs": [tensor]}, "/v2/models/digits/infer"),
+    )
     with start(backend) as served:
         found = []
         for limit in (10**9, 0):
@@ -133,7 +180,9 @@ def test_large_answers_are_decided_and_written_in_a_process(start, backend, monk
     monkeypatch.undo()
     answer = Answer.of(backend.decider, np.full((256, 10), 0.1), np.zeros(256))
     assert answer.is_small(None, False)
-    assert not answer.is_small(rfdlc.Utility(utility["matrix"], actions=utility["actions"]), False)
+    assert not answer.is_small(
+        rfdlc.Utility(utility["matrix"], actions=utility["actions"]), False
+    )
 
 
 QUESTION = {"arrays": [[[[0] * 8] * 8]]}
@@ -146,8 +195,12 @@ def until(true, seconds=60):
         time.sleep(0.05)
 
 
-def test_a_model_that_is_late_or_dies_is_loaded_again(start, run, file, samples, caplog):
-    """A stopped process stands for inference that does not end: requests get 503 at once until there is a new one."""
+def test_a_model_that_is_late_or_dies_is_loaded_again(
+    start, run, file, samples, caplog
+):
+    """A stopped process stands for inference that does not end: requests get 503 at
+    once until there is a new one.
+    """
     from rfdlc.integrations.server.workers import ModelProcess
 
     process = ModelProcess(file, None, None)
@@ -159,14 +212,19 @@ def test_a_model_that_is_late_or_dies_is_loaded_again(start, run, file, samples,
         first = process.child.process.pid
         os.kill(first, signal.SIGSTOP)
         answers = []
-        asking = [threading.Thread(target=lambda: answers.append(served.ask(QUESTION))) for _ in range(5)]
+        asking = [
+            threading.Thread(target=lambda: answers.append(served.ask(QUESTION)))
+            for _ in range(5)
+        ]
         began = time.monotonic()
         for thread in asking:
             thread.start()
         for thread in asking:
             thread.join()
         assert time.monotonic() - began < 3.5
-        assert {(status, headers["retry-after"]) for status, headers, _ in answers} == {(503, "1")}
+        assert {(status, headers["retry-after"]) for status, headers, _ in answers} == {
+            (503, "1")
+        }
         until(lambda: ready() == 503)
         began = time.monotonic()
         assert served.ask(QUESTION)[0] == 503
@@ -178,7 +236,10 @@ def test_a_model_that_is_late_or_dies_is_loaded_again(start, run, file, samples,
         assert served.ask({"arrays": samples.tolist()})[2] == right[2]
         process.child.process.kill()  # as for its memory
         until(lambda: served.ask(QUESTION)[0] == 200)
-        assert b"rfdlc_waiting_requests 0.0" in served.ask(path="/metrics", method="GET")[2]
+        assert (
+            b"rfdlc_waiting_requests 0.0"
+            in served.ask(path="/metrics", method="GET")[2]
+        )
         last = process.child.process
     assert last.poll() is not None
     with pytest.raises(rfdlc.InputError, match="cannot be served"):
@@ -225,7 +286,10 @@ def test_batches_are_smaller_after_a_late_one(backend):
             while not batcher.available:
                 await asyncio.sleep(0.01)
             asked = [batcher.submit(np.zeros((1, 2))) for _ in range(8)]
-            yield [type(each) for each in await asyncio.gather(*asked, return_exceptions=True)]
+            yield [
+                type(each)
+                for each in await asyncio.gather(*asked, return_exceptions=True)
+            ]
         await batcher.close()
 
     async def collect():
@@ -241,10 +305,15 @@ def test_batches_are_smaller_after_a_late_one(backend):
 def test_the_first_large_request_imports_nothing(tmp_path, file):
     """Trees of many rows go through scikit-learn, which takes seconds to import."""
     rng = np.random.default_rng(0)
-    lines = [f"{a:.3f},{'ill' if a + b > 0.5 else 'well'}" for a, b in rng.normal(size=(200, 2))]
+    lines = [
+        f"{a:.3f},{'ill' if a + b > 0.5 else 'well'}"
+        for a, b in rng.normal(size=(200, 2))
+    ]
     (tmp_path / "rows.csv").write_text("\n".join(["age,kind", *lines]))
     options = {"data_options": {"target": "kind"}, "device": "cpu"}
-    rfdlc.train(tmp_path / "rows.csv", "rf-dlc", tmp_path / "run", backbone="mixture", **options)
+    rfdlc.train(
+        tmp_path / "rows.csv", "rf-dlc", tmp_path / "run", backbone="mixture", **options
+    )
     code = """import sys
 import numpy as np
 from rfdlc.integrations.onnx.model import blank_sample
@@ -256,7 +325,12 @@ for samples in (1, 40, 256):
     Answer.of(backend.decider, *found).to_dict(True)
 print(*sorted(set(sys.modules) - before))"""
     for model in (tmp_path / "run", file):
-        done = subprocess.run([sys.executable, "-c", code, str(model)], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(model)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         assert done.stdout.strip() == ""
 
 
@@ -265,12 +339,16 @@ def test_the_process_of_the_model_is_warm_before_it_is_ready(file, monkeypatch):
 
     sizes, found = [], backend.OnnxModel.decide
     monkeypatch.setattr(
-        backend.OnnxModel, "decide", lambda self, samples: sizes.append(len(samples)) or found(self, samples)
+        backend.OnnxModel,
+        "decide",
+        lambda self, samples: sizes.append(len(samples)) or found(self, samples),
     )
     opened = backend.open_backend(file, None, None, None, Limits(samples=300))
     assert sizes == [1, 300]
     assert opened.name == file.name
-    process = workers.ModelProcess(file, None, None, None, Limits(samples=300))  # what a server starts, and restarts
+    process = workers.ModelProcess(
+        file, None, None, None, Limits(samples=300)
+    )  # what a server starts, and restarts
     assert process.open().decider.utility.classes == opened.decider.utility.classes
     assert process.start()
     process.close()

@@ -1,4 +1,6 @@
-"""`torchrun`: a worker that dies is replaced and nothing is lost; lists of JPEGs from training to report."""
+"""`torchrun`: a worker that dies is replaced and nothing is lost; lists of JPEGs from
+training to report.
+"""
 
 import csv
 import json
@@ -55,7 +57,16 @@ def forked_torchrun(folder, *command):
         opened = (folder / name).open("w", buffering=1)
         os.dup2(opened.fileno(), number)
         setattr(sys, name, opened)
-    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--start-method", "fork", "--run-path"]
+    options = [
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+        "--start-method",
+        "fork",
+        "--run-path",
+    ]
     try:
         torchrun([*options, str(script), *command])
     except BaseException:
@@ -66,12 +77,26 @@ def forked_torchrun(folder, *command):
 
 def test_a_killed_worker_costs_nothing_but_time(tmp_path):
     out = tmp_path / "run"
-    command = ["train", "digits-lt", "-o", str(out), "-m", "cb", "epochs=40", "widths=16", "calibration=temperature"]
-    running = forked_torchrun(tmp_path, *command, "checkpoint_every=1", "parallel=ddp", "--json")
+    command = [
+        "train",
+        "digits-lt",
+        "-o",
+        str(out),
+        "-m",
+        "cb",
+        "epochs=40",
+        "widths=16",
+        "calibration=temperature",
+    ]
+    running = forked_torchrun(
+        tmp_path, *command, "checkpoint_every=1", "parallel=ddp", "--json"
+    )
     ended = None
     try:
         while len(epochs_of(out)) < 3:
-            assert os.waitpid(running, os.WNOHANG) == (0, 0), (tmp_path / "stderr").read_text()
+            assert os.waitpid(running, os.WNOHANG) == (0, 0), (
+                tmp_path / "stderr"
+            ).read_text()
             time.sleep(0.01)
         workers = Path(f"/proc/{running}/task/{running}/children").read_text().split()
         assert len(workers) == 2
@@ -83,31 +108,66 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path):
             os.kill(running, signal.SIGTERM)  # its workers too
     assert ended == 0, (tmp_path / "stderr").read_text()
     assert epochs_of(out) == list(range(1, 41))
-    assert json.loads((tmp_path / "stdout").read_text())["run"] == str(out)  # once, by the first process
-    whole = rfdlc.train("digits-lt", "cb", tmp_path / "whole", epochs=40, widths=(16,), calibration="temperature")
+    assert json.loads((tmp_path / "stdout").read_text())["run"] == str(
+        out
+    )  # once, by the first process
+    whole = rfdlc.train(
+        "digits-lt",
+        "cb",
+        tmp_path / "whole",
+        epochs=40,
+        widths=(16,),
+        calibration="temperature",
+    )
     for name, tensor in rfdlc.Model.load(out).net.state_dict().items():
         assert torch.allclose(tensor, whole.net.state_dict()[name], atol=1e-4)
 
 
-STARTER = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(100)"
+STARTER = (
+    "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(100)"
+)
 
 
 def test_a_worker_ends_soon_after_its_agent(tmp_path):
     """At the rendezvous, where it waits for another worker that never comes."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
-    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    command = [sys.executable, "-m", "rfdlc", "train", "digits-lt", "-o", str(tmp_path / "run"), "epochs=1"]
+    rank = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "x",
+    }
+    rank |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "rfdlc",
+        "train",
+        "digits-lt",
+        "-o",
+        str(tmp_path / "run"),
+        "epochs=1",
+    ]
     agent = subprocess.Popen(
-        [sys.executable, "-c", STARTER, *command], stderr=subprocess.PIPE, text=True, env={**os.environ, **rank}
+        [sys.executable, "-c", STARTER, *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **rank},
     )
     until = time.monotonic() + 60
     while not store.check(["caller/1"]) and time.monotonic() < until:
         time.sleep(0.1)
     agent.kill()
     told = agent.communicate(timeout=20)[1]  # until the worker has ended, too
-    assert told == (
-        "rfdlc: process 1 ends, because torchrun has ended: start the same command again to continue the run\n"
+    assert (
+        told
+        == "rfdlc: process 1 ends, because torchrun has ended: start the same command"
+        " again to continue the run\n"
     )
 
 
@@ -141,15 +201,22 @@ def test_a_command_started_again_goes_on_only_under_torchrun(tmp_path, monkeypat
             rfdlc.train("digits-lt", "ce", tmp_path, **{**QUICK, **other})
 
 
-# -- lists of images -----------------------------------------------------------------------------------------------
+# -- lists of images
+# --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def lists(tmp_path, monkeypatch):
-    """A folder as ImageNet-LT comes: JPEGs of any size and three lists; decoded while training, as they do not fit."""
+    """A folder as ImageNet-LT comes: JPEGs of any size and three lists; decoded while
+    training, as they do not fit.
+    """
     monkeypatch.setattr(image_files, "FITS_IN_MEMORY", 0)
     rng = np.random.default_rng(0)
-    for part, counts in {"train": (20, 9, 5), "val": (4, 4, 4), "test": (5, 5, 5)}.items():
+    for part, counts in {
+        "train": (20, 9, 5),
+        "val": (4, 4, 4),
+        "test": (5, 5, 5),
+    }.items():
         lines = []
         for label, count in enumerate(counts):
             for i in range(count):
@@ -170,12 +237,30 @@ def run(*words):
     return result.stdout
 
 
-NETWORK = ["backbone=resnet8", "shared_stages=2", "particles=2", "epochs=3", "batch_size=8", "learning_rate=0.02"]
-# Rates rise slowly: at full rates, how sums are rounded grows to more than the tolerance within three epochs.
-WORDS = [*NETWORK, "mixup=0", "batch_norm=sync", "accumulate=1", "workers=0", "data.image_size=16", "warmup=5"]
+NETWORK = [
+    "backbone=resnet8",
+    "shared_stages=2",
+    "particles=2",
+    "epochs=3",
+    "batch_size=8",
+    "learning_rate=0.02",
+]
+# Rates rise slowly: at full rates, how sums are rounded grows to more than the
+# tolerance within three epochs.
+WORDS = [
+    *NETWORK,
+    "mixup=0",
+    "batch_norm=sync",
+    "accumulate=1",
+    "workers=0",
+    "data.image_size=16",
+    "warmup=5",
+]
 
 
-@pytest.mark.filterwarnings("ignore")  # the lists are shorter than the published ones; few samples calibrate
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # the lists are shorter than the published ones; few samples calibrate
 def test_lists_of_images_from_training_to_report(lists, monkeypatch, two_processes):
     def interrupted(self, run, member, epoch, original=Trainer._history_row):
         if epoch.epoch == 2:
@@ -190,8 +275,15 @@ def test_lists_of_images_from_training_to_report(lists, monkeypatch, two_process
     assert epochs_of(one) == [1, 2]
     assert json.loads(run("resume", one, "--json"))["test"]["accuracy"] > 0.5
     settings = Run(one).metadata["settings"]
-    assert (settings["repulsion_tau"], settings["compile"]) == (20, True)  # the preset of ImageNet-LT
-    told = two_processes(lambda: run("train", "imagenet-lt", "--root", lists, "--out", two, *WORDS, "--json"))
+    assert (settings["repulsion_tau"], settings["compile"]) == (
+        20,
+        True,
+    )  # the preset of ImageNet-LT
+    told = two_processes(
+        lambda: run(
+            "train", "imagenet-lt", "--root", lists, "--out", two, *WORDS, "--json"
+        )
+    )
     assert json.loads(told[0])["run"] == str(two)
     assert told[1] == ""
     assert epochs_of(one) == epochs_of(two) == [1, 2, 3]
@@ -199,8 +291,13 @@ def test_lists_of_images_from_training_to_report(lists, monkeypatch, two_process
     for name, tensor in weights[0].items():
         assert torch.allclose(tensor, weights[1][name], atol=1e-5), name
     saved = rfdlc.Predictions.load(two / "predictions.npz")
-    assert np.array_equal(saved.scores.values, rfdlc.Model.load(two).predict("imagenet-lt", root=lists).scores.values)
+    assert np.array_equal(
+        saved.scores.values,
+        rfdlc.Model.load(two).predict("imagenet-lt", root=lists).scores.values,
+    )
     for path in (one, two):
-        assert "mean_utility" in run("evaluate", path, "--utility", "tail-sensitive", "--json")
+        assert "mean_utility" in run(
+            "evaluate", path, "--utility", "tail-sensitive", "--json"
+        )
         run("report", path, "-o", path / "report.html", "--bootstrap", 0)
         assert (path / "report.html").stat().st_size > 10_000

@@ -1,1 +1,3 @@
-"""An HTTP server for one model: batching, bounded resources, and metrics that show drift."""
+"""An HTTP server for one model: batching, bounded resources, and metrics that show
+drift.
+"""

@@ -1,6 +1,8 @@
-"""Logged decisions: Parquet files without payloads, the labels that come later, and a monitor of both.
+"""Logged decisions: Parquet files without payloads, the labels that come later, and a
+monitor of both.
 
-Decisions are gathered on the event loop and written by a thread: a request only appends to a list.
+Decisions are gathered on the event loop and written by a thread: a request only appends
+to a list.
 """
 
 import asyncio
@@ -26,7 +28,13 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.feedback import FEWEST, Realised, decider_version, realised_utility, strata
+from rfdlc.decide.feedback import (
+    FEWEST,
+    Realised,
+    decider_version,
+    realised_utility,
+    strata,
+)
 from rfdlc.decide.monitor import Decided, Monitor, Reference
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.rules import UNFAMILIAR
@@ -39,19 +47,41 @@ from rfdlc.integrations.server.requests import Refusal, require
 from rfdlc.integrations.watching import DECIDERS, LABELS
 
 LOGGER = logging.getLogger("rfdlc.serve")
-GATHERED, ROWS, SECONDS, FILES = 512, 10_000, 60.0, 2_000  # answers and rows per step and file; files that are kept
+GATHERED, ROWS, SECONDS, FILES = (
+    512,
+    10_000,
+    60.0,
+    2_000,
+)  # answers and rows per step and file; files that are kept
 RING = 2**18  # decisions whose labels may still come
 WAITING = 20 * ROWS  # rows that wait for a slow disk; more are not logged
-MONITORED = 1_000, 1_000_000  # of a file so many samples are tested at least, and so many probabilities at most
+MONITORED = (
+    1_000,
+    1_000_000,
+)  # of a file so many samples are tested at least, and so many probabilities at most
 LOGGED = ("time", "action", "expected_utility", "reason")
 MOST_LABELS, LONGEST, MOST_BYTES = 10_000, 200, 2**21
-FEEDBACK = f"expected ids and labels, two lists of the same length, up to {MOST_LABELS:,}, and optionally propensity"
-UNKNOWN = "realised_utility", "interval", "promised_utility", "utility_gap", "utility_gap_interval"  # without labels
-KEPT = "labels of ids unknown to this process are kept: rfdlc watch and rfdlc recalibrate match them with the log"
+FEEDBACK = (
+    f"expected ids and labels, two lists of the same length, up to {MOST_LABELS:,}, and"
+    " optionally propensity"
+)
+UNKNOWN = (
+    "realised_utility",
+    "interval",
+    "promised_utility",
+    "utility_gap",
+    "utility_gap_interval",
+)  # without labels
+KEPT = (
+    "labels of ids unknown to this process are kept: rfdlc watch and rfdlc recalibrate"
+    " match them with the log"
+)
 
 
 class Feedback(BaseModel):
-    """Labels that came later, by the ids of answers; a propensity is the probability with which it was reviewed."""
+    """Labels that came later, by the ids of answers; a propensity is the probability
+    with which it was reviewed.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     ids: list[str] = Field(min_length=1, max_length=MOST_LABELS)
@@ -60,9 +90,15 @@ class Feedback(BaseModel):
 
 
 FEEDBACK_ROUTE: dict[str, Any] = {
-    "responses": {status: {"model": Refusal} for status in (400, 401, 404, 408, 411, 413, 415, 422)},
+    "responses": {
+        status: {"model": Refusal}
+        for status in (400, 401, 404, 408, 411, 413, 415, 422)
+    },
     "openapi_extra": {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": Feedback.model_json_schema()}}}
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": Feedback.model_json_schema()}},
+        }
     },
 }
 
@@ -79,11 +115,18 @@ class _Block:
 
 
 class DecisionLog:
-    """The log of one version of a model; used on the event loop, except for what `_write` does in its thread."""
+    """The log of one version of a model; used on the event loop, except for what
+    `_write` does in its thread.
+    """
 
-    def __init__(self, folder: Path, held_out: Predictions | None = None, per_month: int = MONTH) -> None:
+    def __init__(
+        self, folder: Path, held_out: Predictions | None = None, per_month: int = MONTH
+    ) -> None:
         (folder / DECIDERS).mkdir(parents=True, exist_ok=True)
-        expect(os.access(folder, os.W_OK), f"--log-decisions {folder}: cannot be written; choose another folder")
+        expect(
+            os.access(folder, os.W_OK),
+            f"--log-decisions {folder}: cannot be written; choose another folder",
+        )
         self.folder, self.prefix, self.held_out = folder, secrets.token_hex(4), held_out
         self.monitor: Monitor | None = None
         self.per_month = per_month
@@ -93,7 +136,10 @@ class DecisionLog:
         self._blocks: list[_Block] = []
         self._thread = ThreadPoolExecutor(1, "decision-log")
         self._of_version = np.zeros(RING, dtype=np.int32)  # 0: none
-        self._action, self._confidence = np.zeros(RING, dtype=np.int32), np.zeros(RING, dtype=np.float32)
+        self._action, self._confidence = (
+            np.zeros(RING, dtype=np.int32),
+            np.zeros(RING, dtype=np.float32),
+        )
         self._expected, self._propensity = np.zeros(RING), np.full(RING, np.nan)
         self._label = np.full(RING, -1, dtype=np.int32)
         self._versions: dict[str, int] = {}
@@ -121,13 +167,19 @@ class DecisionLog:
         self.flush()
         self._thread.shutdown()
 
-    async def answer(self, request: Request, decider: Decider, metrics: Metrics, seconds: float) -> dict[str, Any]:
+    async def answer(
+        self, request: Request, decider: Decider, metrics: Metrics, seconds: float
+    ) -> dict[str, Any]:
         """Keep the labels of a request: what decisions were worth, and what to do."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        require(kind == "application/json", "expected content type application/json", 415)
+        require(
+            kind == "application/json", "expected content type application/json", 415
+        )
         length = request.headers.get("content-length", "0")
         fits = length.isdecimal() and len(length) < 20 and int(length) <= MOST_BYTES
-        require(fits, f"the body is too large: expected at most {MOST_BYTES:,} bytes", 413)
+        require(
+            fits, f"the body is too large: expected at most {MOST_BYTES:,} bytes", 413
+        )
         try:
             async with asyncio.timeout(seconds):
                 body = await request.body()
@@ -136,15 +188,31 @@ class DecisionLog:
         found, lines = self.receive(body, decider)
         realised = self.learn(found, decider)
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        await asyncio.wrap_future(self._thread.submit(_append, self.folder / LABELS, text))
+        await asyncio.wrap_future(
+            self._thread.submit(_append, self.folder / LABELS, text)
+        )
         metrics.count_feedback(len(found), realised)
-        known = {"matched": len(found), "unknown": len(lines) - len(found), "decider": decider_version(decider)}
-        values: dict[str, Any] = dict.fromkeys(UNKNOWN) if realised is None else realised.to_dict()
+        known = {
+            "matched": len(found),
+            "unknown": len(lines) - len(found),
+            "decider": decider_version(decider),
+        }
+        values: dict[str, Any] = (
+            dict.fromkeys(UNKNOWN) if realised is None else realised.to_dict()
+        )
         said = advice(realised, metrics.moved)
-        return {**known, **values, "advice": f"{said}; {KEPT}" if known["unknown"] else said}
+        return {
+            **known,
+            **values,
+            "advice": f"{said}; {KEPT}" if known["unknown"] else said,
+        }
 
-    def receive(self, body: bytes, decider: Decider) -> tuple[list[tuple[int, int, float]], list[dict[str, Any]]]:
-        """Checked labels: (place, class, propensity) of those that are known here, and the lines to keep."""
+    def receive(
+        self, body: bytes, decider: Decider
+    ) -> tuple[list[tuple[int, int, float]], list[dict[str, Any]]]:
+        """Checked labels: (place, class, propensity) of those that are known here, and
+        the lines to keep.
+        """
         try:
             given = Feedback.model_validate(from_json(body))
         except (ValueError, ValidationError, RecursionError):
@@ -154,30 +222,50 @@ class DecisionLog:
         right = given.propensity is None or all(0 < chance <= 1 for chance in chances)
         require(right, "propensity: expected probabilities above 0, at most 1")
         names = {name: i for i, name in enumerate(decider.utility.classes.names)}
-        require(all(label in names for label in given.labels), "labels: expected names of classes")
+        require(
+            all(label in names for label in given.labels),
+            "labels: expected names of classes",
+        )
         found, lines, now = [], [], time.time()
         for name, label, chance in zip(given.ids, given.labels, chances, strict=True):
             prefix, _, number = name[:LONGEST].partition("-")
-            if prefix == self.prefix and number.isdecimal() and 0 <= self._count - 1 - int(number) < RING:
+            if (
+                prefix == self.prefix
+                and number.isdecimal()
+                and 0 <= self._count - 1 - int(number) < RING
+            ):
                 found.append((int(number), names[label], chance))
             lines.append({"id": name[:LONGEST], "label": label, "time": now})
             lines[-1] |= {} if np.isnan(chance) else {"propensity": chance}
         return found, lines
 
-    def learn(self, found: list[tuple[int, int, float]], decider: Decider) -> Realised | None:
-        """The realised utility of the decisions of this decider, from all labels so far."""
+    def learn(
+        self, found: list[tuple[int, int, float]], decider: Decider
+    ) -> Realised | None:
+        """The realised utility of the decisions of this decider, from all labels so
+        far.
+        """
         self._gather()
         for number, label, chance in found:
             self._label[number % RING], self._propensity[number % RING] = label, chance
-        mine = np.flatnonzero(self._of_version == self._versions.get(decider_version(decider), -1))
+        mine = np.flatnonzero(
+            self._of_version == self._versions.get(decider_version(decider), -1)
+        )
         rows = np.flatnonzero(self._label[mine] >= 0)
         if not len(rows):
             return None
         chances = self._propensity[mine[rows]]
         known = None if np.isnan(chances).any() else chances
-        targets, actions = self._label[mine[rows]].astype(np.int64), self._action[mine].astype(np.int64)
-        group = strata(self._confidence[mine], decider.utility.decided_class[actions] < 0)
-        return realised_utility(decider.utility, targets, actions, self._expected[mine], group, rows, known)
+        targets, actions = (
+            self._label[mine[rows]].astype(np.int64),
+            self._action[mine].astype(np.int64),
+        )
+        group = strata(
+            self._confidence[mine], decider.utility.decided_class[actions] < 0
+        )
+        return realised_utility(
+            decider.utility, targets, actions, self._expected[mine], group, rows, known
+        )
 
     def _gather(self) -> None:
         """From answers to columns, for many answers at once."""
@@ -190,17 +278,29 @@ class DecisionLog:
     def _join(self, answers: list[tuple[float, Answer]]) -> None:
         """Answers of one decider."""
         decider = answers[0][1].decider
-        p = np.concatenate([answer.probabilities for _, answer in answers]).astype(np.float32)
+        p = np.concatenate([answer.probabilities for _, answer in answers]).astype(
+            np.float32
+        )
         columns: dict[str, Any] = {
-            name: [cell for _, answer in answers for cell in answer.columns[name]] for name in LOGGED if name != "time"
+            name: [cell for _, answer in answers for cell in answer.columns[name]]
+            for name in LOGGED
+            if name != "time"
         }
-        columns["time"] = np.repeat([when for when, _ in answers], [len(answer.probabilities) for _, answer in answers])
-        version, place = decider_version(decider), {name: i for i, name in enumerate(decider.utility.actions)}
+        columns["time"] = np.repeat(
+            [when for when, _ in answers],
+            [len(answer.probabilities) for _, answer in answers],
+        )
+        version, place = (
+            decider_version(decider),
+            {name: i for i, name in enumerate(decider.utility.actions)},
+        )
         action = np.array([place[name] for name in columns["action"]], dtype=np.int64)
         first = self._numbered
         self._numbered += len(p)
         spots = np.arange(first, first + len(p)) % RING
-        self._of_version[spots] = self._versions.setdefault(version, len(self._versions) + 1)
+        self._of_version[spots] = self._versions.setdefault(
+            version, len(self._versions) + 1
+        )
         self._action[spots], self._expected[spots] = action, columns["expected_utility"]
         self._confidence[spots] = p.max(axis=1)
         self._label[spots], self._propensity[spots] = -1, np.nan
@@ -237,22 +337,41 @@ class DecisionLog:
         from pyarrow.parquet import write_table
 
         decider, first = blocks[0].decider, blocks[0].first
-        version, p = decider_version(decider), np.concatenate([block.p for block in blocks])
+        version, p = (
+            decider_version(decider),
+            np.concatenate([block.p for block in blocks]),
+        )
         place = self.folder / DECIDERS / f"{version}.json"
         if not place.is_file():
             with replacing(place) as beside:
                 decider.save(beside)
         columns: dict[str, Any] = {
-            "id": [f"{self.prefix}-{block.first + i}" for block in blocks for i in range(len(block.p))],
-            **{name: [cell for block in blocks for cell in block.columns[name]] for name in LOGGED},
+            "id": [
+                f"{self.prefix}-{block.first + i}"
+                for block in blocks
+                for i in range(len(block.p))
+            ],
+            **{
+                name: [cell for block in blocks for cell in block.columns[name]]
+                for name in LOGGED
+            },
             "decider": [version] * len(p),
             KIND: [CORRECTED] * len(p),
         }
-        columns |= {name: p[:, c] for c, name in enumerate(decider.utility.classes.names)}
+        columns |= {
+            name: p[:, c] for c, name in enumerate(decider.utility.classes.names)
+        }
         prior = decider.decided_prior
-        known = {"rfdlc_decider": version, "rfdlc_prior": json.dumps(None if prior is None else prior.tolist())}
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")  # the last by name is the last written
-        with replacing(self.folder / f"decisions-{stamp}-{first:012d}-{self.prefix}.parquet") as beside:
+        known = {
+            "rfdlc_decider": version,
+            "rfdlc_prior": json.dumps(None if prior is None else prior.tolist()),
+        }
+        stamp = datetime.now(UTC).strftime(
+            "%Y%m%dT%H%M%S.%f"
+        )  # the last by name is the last written
+        with replacing(
+            self.folder / f"decisions-{stamp}-{first:012d}-{self.prefix}.parquet"
+        ) as beside:
             write_table(pyarrow.table(columns).replace_schema_metadata(known), beside)
         for old in sorted(self.folder.glob("decisions-*.parquet"))[:-FILES]:
             old.unlink(missing_ok=True)
@@ -262,11 +381,17 @@ class DecisionLog:
             return
         decider, p = blocks[0].decider, np.concatenate([block.p for block in blocks])
         if self.monitor is None or self._monitored != decider_version(decider):
-            self.monitor = Monitor(Reference.fit(decider, self.held_out), per_month=self.per_month)
+            self.monitor = Monitor(
+                Reference.fit(decider, self.held_out), per_month=self.per_month
+            )
             self._monitored = decider_version(decider)
         index = np.concatenate([block.index for block in blocks])
-        strange = np.array([cell == UNFAMILIAR for block in blocks for cell in block.columns["reason"]])
-        most = max(MONITORED[0], MONITORED[1] // p.shape[1])  # spread evenly over a file
+        strange = np.array(
+            [cell == UNFAMILIAR for block in blocks for cell in block.columns["reason"]]
+        )
+        most = max(
+            MONITORED[0], MONITORED[1] // p.shape[1]
+        )  # spread evenly over a file
         own = np.linspace(0, len(p) - 1, min(len(p), most)).astype(np.int64)
         kept = p[own].astype(np.float64)
         kept /= kept.sum(axis=1, keepdims=True)
@@ -277,7 +402,9 @@ class DecisionLog:
 
 @contextmanager
 def _reported(what: str, decisions: int) -> Iterator[list[str]]:
-    """Log a failure, such as a full disk, which must not stop the server; its name is in the list afterwards."""
+    """Log a failure, such as a full disk, which must not stop the server; its name is
+    in the list afterwards.
+    """
     found: list[str] = []
     try:
         yield found
@@ -293,14 +420,22 @@ def _append(path: Path, text: str) -> None:
 
 
 def advice(found: Realised | None, moved: float) -> str:
-    """What labels and scores suggest to do; `moved` is the total variation of the class prior."""
+    """What labels and scores suggest to do; `moved` is the total variation of the class
+    prior.
+    """
     said = []
     if found is None or found.labelled < FEWEST:
         said.append(f"too few labels to advise: at least {FEWEST} are needed")
     else:
-        said.append(found.promise + (", so recalibration may pay (rfdlc recalibrate)" if found.broken else ""))
+        said.append(
+            found.promise
+            + (", so recalibration may pay (rfdlc recalibrate)" if found.broken else "")
+        )
     if moved > 0.1:
-        said.append(f"the class prior has moved by {moved:.2f}: a new prior may pay (rfdlc recalibrate --kind prior)")
+        said.append(
+            f"the class prior has moved by {moved:.2f}: a new prior may pay (rfdlc"
+            " recalibrate --kind prior)"
+        )
     return "; ".join(said)
 
 
@@ -313,11 +448,15 @@ class DeciderFile:
             take_up(found)
 
     async def tend(self) -> None:
-        """Take up a changed file; one that cannot be used is logged, and the old decider stays."""
+        """Take up a changed file; one that cannot be used is logged, and the old
+        decider stays.
+        """
         try:
             if (found := await asyncio.to_thread(self._changed)) is not None:
                 self._take_up(found)
-                LOGGER.info("decider", extra={"fields": {"version": decider_version(found)}})
+                LOGGER.info(
+                    "decider", extra={"fields": {"version": decider_version(found)}}
+                )
         except InputError as error:
             LOGGER.error("decider refused", extra={"fields": {"error": str(error)}})
 

@@ -1,4 +1,5 @@
-"""The Open Inference Protocol (KServe v2): its requests as those of /decide, and answers as tensors.
+"""The Open Inference Protocol (KServe v2): its requests as those of /decide, and
+answers as tensors.
 
 https://github.com/kserve/open-inference-protocol, REST, without the binary extension.
 """
@@ -18,10 +19,20 @@ from rfdlc.integrations.server.backend import Answer
 from rfdlc.integrations.server.requests import Reader, require
 
 SERVER = {"name": "rfdlc", "version": __version__, "extensions": []}
-TEXTS, INTEGERS, FLOATS = ("BYTES", "BOOL"), ("UINT8", "INT32", "INT64"), ("FP32", "FP64")
+TEXTS, INTEGERS, FLOATS = (
+    ("BYTES", "BOOL"),
+    ("UINT8", "INT32", "INT64"),
+    ("FP32", "FP64"),
+)
 SIDES, LARGEST = 4, 2**24  # of a tensor
-BODY = "expected an object with inputs, a list of tensors (name, shape, datatype, data), and optionally id and outputs"
-TENSOR = f"expected datatype {', '.join(INTEGERS + FLOATS + TEXTS)}, and as many values in data as shape says"
+BODY = (
+    "expected an object with inputs, a list of tensors (name, shape, datatype, data),"
+    " and optionally id and outputs"
+)
+TENSOR = (
+    f"expected datatype {', '.join(INTEGERS + FLOATS + TEXTS)}, and as many values in"
+    " data as shape says"
+)
 
 
 class Tensor(BaseModel):
@@ -53,19 +64,39 @@ class Inference:
 
     def __init__(self, name: str, version: str, reader: Reader) -> None:
         self.name, self.version, self.reader = name, version, reader
-        shape, kind = list(reader.served.input_shape), "UINT8" if reader.images else "FP32"
+        shape, kind = (
+            list(reader.served.input_shape),
+            "UINT8" if reader.images else "FP32",
+        )
         count = len(reader.classes)
-        self.inputs = [_described("inputs", kind, -1, *shape), _described("probabilities", "FP64", -1, count)]
+        self.inputs = [
+            _described("inputs", kind, -1, *shape),
+            _described("probabilities", "FP64", -1, count),
+        ]
         if "rows" in reader.readers:
-            self.inputs = [_described(column.name, "BYTES", -1) for column in reader.served.encoder.columns]
+            self.inputs = [
+                _described(column.name, "BYTES", -1)
+                for column in reader.served.encoder.columns
+            ]
         self.inputs.append(_described("utility", "FP64", count, -1))
-        floats = ("expected_utility", "probability", "uncertainty", "mutual_information")
-        self.outputs = [_described(name, "BYTES", -1) for name in ("action", "reason", "argmax")]
+        floats = (
+            "expected_utility",
+            "probability",
+            "uncertainty",
+            "mutual_information",
+        )
+        self.outputs = [
+            _described(name, "BYTES", -1) for name in ("action", "reason", "argmax")
+        ]
         self.outputs += [_described(name, "FP64", -1) for name in floats]
         tables = {"probabilities": count, "expected_utilities": -1}
-        self.outputs += [_described(name, "FP64", -1, side) for name, side in tables.items()]
+        self.outputs += [
+            _described(name, "FP64", -1, side) for name, side in tables.items()
+        ]
         self.outputs += [_described("set", "BOOL", -1, count)] if reader.sets else []
-        self.work: dict[str, Callable[[Any, float], Any]] = {  # what large requests have done in a process
+        self.work: dict[
+            str, Callable[[Any, float], Any]
+        ] = {  # what large requests have done in a process
             "infer": self.read,
             "json": reader.read_json,
             "image": reader.read_image,
@@ -79,7 +110,9 @@ class Inference:
         return {**table, "inputs": self.inputs, "outputs": self.outputs}
 
     def read(self, body: bytes, deadline: float) -> dict[str, Any]:
-        """The question of a request, as /decide reads it, and what its answer must look like."""
+        """The question of a request, as /decide reads it, and what its answer must look
+        like.
+        """
         try:
             given = InferRequest.model_validate(from_json(body, allow_inf_nan=False))
         except (ValueError, ValidationError, RecursionError):
@@ -89,36 +122,76 @@ class Inference:
         tensors = {tensor.name: _values(tensor) for tensor in given.inputs}
         utility, question = tensors.pop("utility", None), dict[str, Any]()
         if "rows" in self.reader.readers and tensors.keys() != {"probabilities"}:
-            question["rows"] = {name: values.reshape(-1).tolist() for name, values in tensors.items()}
+            question["rows"] = {
+                name: values.reshape(-1).tolist() for name, values in tensors.items()
+            }
         else:
-            question = {"arrays" if name == "inputs" else name: values.tolist() for name, values in tensors.items()}
+            question = {
+                "arrays" if name == "inputs" else name: values.tolist()
+                for name, values in tensors.items()
+            }
         if utility is not None:
             question["utility"] = {"matrix": utility.tolist()}
-        wanted = None if given.outputs is None else [each.name for each in given.outputs]
+        wanted = (
+            None if given.outputs is None else [each.name for each in given.outputs]
+        )
         known = [each["name"] for each in self.outputs]
-        require(wanted is None or set(wanted) <= set(known), f"outputs: expected some of {', '.join(known)}", 400)
-        return self.reader.read_question(question, deadline) | {"infer": (given.id, wanted)}
+        require(
+            wanted is None or set(wanted) <= set(known),
+            f"outputs: expected some of {', '.join(known)}",
+            400,
+        )
+        return self.reader.read_question(question, deadline) | {
+            "infer": (given.id, wanted)
+        }
 
     def encode(self, given: tuple[Any, ...], deadline: float) -> tuple[Answer, bytes]:
-        """An answer for a utility, if one is given, and its JSON: full or not, or what tensors were asked for."""
+        """An answer for a utility, if one is given, and its JSON: full or not, or what
+        tensors were asked for.
+        """
         answer, utility, full, asked, named = given
         decided = answer.by(utility)
-        table = {**decided.to_dict(full), **named} if asked is None else self.render(decided, asked, named)
+        table = (
+            {**decided.to_dict(full), **named}
+            if asked is None
+            else self.render(decided, asked, named)
+        )
         return decided, to_json(table)
 
     def render(
-        self, answer: Answer, asked: tuple[str | None, list[str] | None], named: Mapping[str, Any]
+        self,
+        answer: Answer,
+        asked: tuple[str | None, list[str] | None],
+        named: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """An answer as tensors; sets are a mask over the classes. `named` become parameters."""
+        """An answer as tensors; sets are a mask over the classes. `named` become
+        parameters.
+        """
         table = answer.to_dict(full=True)
         classes = table.pop("classes")
         table.pop("actions")
         if "set" in table:
-            table["set"] = [[name in members for name in classes] for members in map(set, table["set"])]
-        outputs = [_tensor(name, table[name]) for name in asked[1] or table if name in table]
+            table["set"] = [
+                [name in members for name in classes]
+                for members in map(set, table["set"])
+            ]
+        outputs = [
+            _tensor(name, table[name]) for name in asked[1] or table if name in table
+        ]
         given = {} if asked[0] is None else {"id": asked[0]}
-        told = {"parameters": {key: each if isinstance(each, str) else ",".join(each) for key, each in named.items()}}
-        return {"model_name": self.name, "model_version": self.version, **given, **told, "outputs": outputs}
+        told = {
+            "parameters": {
+                key: each if isinstance(each, str) else ",".join(each)
+                for key, each in named.items()
+            }
+        }
+        return {
+            "model_name": self.name,
+            "model_version": self.version,
+            **given,
+            **told,
+            "outputs": outputs,
+        }
 
 
 def _described(name: str, datatype: str, *shape: int) -> dict[str, Any]:
@@ -129,13 +202,25 @@ def _values(tensor: Tensor) -> NDArray[Any]:
     """The data of a tensor in its shape; cells of tables stay as they are."""
     texts, integers = tensor.datatype in TEXTS, tensor.datatype in INTEGERS
     sizes = all(0 < side <= LARGEST for side in tensor.shape)
-    require(sizes and tensor.datatype in TEXTS + INTEGERS + FLOATS, f"input {TENSOR}", 400)
+    require(
+        sizes and tensor.datatype in TEXTS + INTEGERS + FLOATS, f"input {TENSOR}", 400
+    )
     try:
         values = np.array(tensor.data, object if texts else np.float64)
-        cells = not texts or all(isinstance(cell, str | bool | None) for cell in values.flat)
-        whole = not integers or ((np.abs(values) < 2**53).all() and (values == np.floor(values)).all())
-        require(cells and whole and (texts or np.isfinite(values).all()), f"input {TENSOR}", 400)
-        return values.reshape(tensor.shape).astype(np.int64 if integers else values.dtype)
+        cells = not texts or all(
+            isinstance(cell, str | bool | None) for cell in values.flat
+        )
+        whole = not integers or (
+            (np.abs(values) < 2**53).all() and (values == np.floor(values)).all()
+        )
+        require(
+            cells and whole and (texts or np.isfinite(values).all()),
+            f"input {TENSOR}",
+            400,
+        )
+        return values.reshape(tensor.shape).astype(
+            np.int64 if integers else values.dtype
+        )
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError):
         raise HTTPException(400, f"input {TENSOR}") from None
 
@@ -143,6 +228,15 @@ def _values(tensor: Tensor) -> NDArray[Any]:
 def _tensor(name: str, rows: list[Any]) -> dict[str, Any]:
     nested = isinstance(rows[0], list)
     first = rows[0][0] if nested else rows[0]
-    kind = "BYTES" if isinstance(first, str) else "BOOL" if isinstance(first, bool) else "FP64"
+    kind = (
+        "BYTES"
+        if isinstance(first, str)
+        else "BOOL"
+        if isinstance(first, bool)
+        else "FP64"
+    )
     shape = (len(rows), len(rows[0])) if nested else (len(rows),)
-    return {**_described(name, kind, *shape), "data": list(chain.from_iterable(rows)) if nested else rows}
+    return {
+        **_described(name, kind, *shape),
+        "data": list(chain.from_iterable(rows)) if nested else rows,
+    }

@@ -1,4 +1,5 @@
-"""Processes of the server: readers of bodies, which also write large answers, and the model.
+"""Processes of the server: readers of bodies, which also write large answers, and the
+model.
 
 What takes too long is killed with them.
 """
@@ -31,8 +32,15 @@ from rfdlc.imports import import_own, known_here
 from rfdlc.integrations.server.backend import Backend, Limits, Unavailable, open_backend
 from rfdlc.integrations.server.requests import Reader
 
-MOST_MEMORY = 2**32  # bytes of address space that a reader may take; a larger request gets 422
-LATE, FAILED, INVALID, TOO_MUCH = 0, 1, 2, "the body needs more memory than a request may take"
+MOST_MEMORY = (
+    2**32
+)  # bytes of address space that a reader may take; a larger request gets 422
+LATE, FAILED, INVALID, TOO_MUCH = (
+    0,
+    1,
+    2,
+    "the body needs more memory than a request may take",
+)
 NICE = 5  # of readers: what one large request costs must not keep small ones waiting
 LOADING = 300.0  # seconds, to load a model again
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -44,7 +52,11 @@ class Child:
     pipe: Any
 
     def __init__(self, work: str, given: Any, environment: dict[str, str]) -> None:
-        self._work, self._given, self._environment = work, pickle.dumps(given), environment
+        self._work, self._given, self._environment = (
+            work,
+            pickle.dumps(given),
+            environment,
+        )
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -55,12 +67,27 @@ class Child:
         """Start the process; it is ready a little later."""
         self.pipe, child = Pipe()
         given = f"{self._work!r}, {child.fileno()}, {known_here()!r}"
-        words = [sys.executable, "-P", "-c", f"from {__name__} import run; run({given})"]
-        known = [str(Path(rfdlc.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        paths = os.pathsep.join(filter(None, known))  # never the current folder, which anybody may write to
+        words = [
+            sys.executable,
+            "-P",
+            "-c",
+            f"from {__name__} import run; run({given})",
+        ]
+        known = [
+            str(Path(rfdlc.__file__).parents[1]),
+            *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+        ]
+        paths = os.pathsep.join(
+            filter(None, known)
+        )  # never the current folder, which anybody may write to
         environment = {**os.environ, "PYTHONPATH": paths, **self._environment}
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # no payload in a log
-        self.process = subprocess.Popen(words, pass_fds=[child.fileno()], env=environment, **pipes)
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+        }  # no payload in a log
+        self.process = subprocess.Popen(
+            words, pass_fds=[child.fileno()], env=environment, **pipes
+        )
         child.close()
         self.pipe.send_bytes(self._given)
 
@@ -79,17 +106,25 @@ class Child:
 
 
 class Worker:
-    """A reader of bodies, in a process that is started when it is first needed and again after it was killed."""
+    """A reader of bodies, in a process that is started when it is first needed and
+    again after it was killed.
+    """
 
     _ready = False  # whether the process has answered since it was started
     _known = False  # whether one has ever answered
 
-    def __init__(self, backend: Backend, limits: Limits, name: str, version: str) -> None:
-        self.child = Child("read", (lightened(backend), limits, name, version), ONE_THREAD)
+    def __init__(
+        self, backend: Backend, limits: Limits, name: str, version: str
+    ) -> None:
+        self.child = Child(
+            "read", (lightened(backend), limits, name, version), ONE_THREAD
+        )
         self.close = self.child.close
 
     def call(self, kind: str, given: Any, deadline: float) -> Any:
-        """The question in a body, or an answer as JSON; raises TimeoutError at the deadline, and kills the process."""
+        """The question in a body, or an answer as JSON; raises TimeoutError at the
+        deadline, and kills the process.
+        """
         found: Any
         child = self.child
         if time.monotonic() >= deadline:  # the request has been answered with 503
@@ -106,8 +141,13 @@ class Worker:
             status, found = child.pipe.recv() if done else (LATE, None)
         except TimeoutError:  # which is an OSError
             raise
-        except (OSError, EOFError):  # the process was killed for its memory, crashed, or did not start
-            status, found = (422, TOO_MUCH) if self._ready else (FAILED, "a process did not start")
+        except (
+            OSError,
+            EOFError,
+        ):  # the process was killed for its memory, crashed, or did not start
+            status, found = (
+                (422, TOO_MUCH) if self._ready else (FAILED, "a process did not start")
+            )
             child.close()
         if status == LATE:
             if not done:
@@ -122,10 +162,16 @@ class Worker:
         return found
 
     def starts(self) -> bool:
-        """Whether the first process is still starting: a server that has just begun reads in a thread meanwhile."""
+        """Whether the first process is still starting: a server that has just begun
+        reads in a thread meanwhile.
+        """
         if self.child.process is None and not self._known:
             self.start()
-        return not self._known and self.child.process is not None and not self.child.pipe.poll(0)
+        return (
+            not self._known
+            and self.child.process is not None
+            and not self.child.pipe.poll(0)
+        )
 
     def start(self) -> None:
         """Start the process; it is ready a little later."""
@@ -134,13 +180,19 @@ class Worker:
 
 
 class ModelProcess:
-    """The model, in a process of its own: it can be killed while it computes, and is loaded again."""
+    """The model, in a process of its own: it can be killed while it computes, and is
+    loaded again.
+    """
 
     def __init__(self, path: str | Path, *decided_by: Any) -> None:
-        """`decided_by` as of `open_backend`: the utility, the target prior, the decider and the limits."""
+        """`decided_by` as of `open_backend`: the utility, the target prior, the decider
+        and the limits.
+        """
         self.child = Child("compute", (Path(path).absolute(), *decided_by), {})
         self.kill = self.child.kill
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None  # of the event loop
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = (
+            None  # of the event loop
+        )
 
     def open(self) -> Backend:
         """Load the model; raises what is wrong with it, and repeats warnings."""
@@ -148,7 +200,10 @@ class ModelProcess:
             self.child.start()
             found = self.child.pipe.recv()
         except (OSError, EOFError):
-            found = InputError("the process of the model ended while it loaded: there may not be enough memory")
+            found = InputError(
+                "the process of the model ended while it loaded: there may not be"
+                " enough memory"
+            )
         if isinstance(found, InputError):
             self.close()
             raise found
@@ -160,9 +215,13 @@ class ModelProcess:
     def start(self) -> bool:
         """Load the model again, in a new process; False where that fails."""
         self.child.close()
-        with suppress(OSError, EOFError):  # also of a machine without memory for a new process
+        with suppress(
+            OSError, EOFError
+        ):  # also of a machine without memory for a new process
             self.child.start()
-            return self.child.pipe.poll(LOADING) and not isinstance(self.child.pipe.recv(), InputError)
+            return self.child.pipe.poll(LOADING) and not isinstance(
+                self.child.pipe.recv(), InputError
+            )
         return False
 
     async def compute(self, samples: NDArray[Any]) -> Any:
@@ -174,7 +233,11 @@ class ModelProcess:
             reader, writer = self._streams
             content = pickle.dumps(samples, 5)
             size = len(content)
-            head = struct.pack("!i", size) if size < 2**31 else struct.pack("!iQ", -1, size)  # as `Connection` does
+            head = (
+                struct.pack("!i", size)
+                if size < 2**31
+                else struct.pack("!iQ", -1, size)
+            )  # as `Connection` does
             writer.writelines((head, content))
             await writer.drain()
             (size,) = struct.unpack("!i", await reader.readexactly(4))
@@ -199,14 +262,22 @@ class ModelProcess:
 
 def lightened(backend: Backend) -> Backend:
     """What readers need of a model."""
-    known = {name: getattr(backend.inputs, name) for name in ("input_shape", "encoder", "resizing")}
+    known = {
+        name: getattr(backend.inputs, name)
+        for name in ("input_shape", "encoder", "resizing")
+    }
     return replace(backend, inputs=SimpleNamespace(**known), compute=None, process=None)  # type: ignore[arg-type]
 
 
 def run(work: str, place: int, imports: Sequence[str] = ()) -> None:
-    """In a process: `read` or `compute` until the server ends. Messages come from it alone."""
+    """In a process: `read` or `compute` until the server ends. Messages come from it
+    alone.
+    """
     warnings.simplefilter("ignore")
-    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the server, which still answers
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # they are for the server, which still answers
         signal.signal(number, signal.SIG_IGN)
     end_with_parent("")
     import_own(imports)
@@ -232,13 +303,17 @@ def compute(pipe: Any) -> None:
             found = backend.compute(samples)
         except InputError as error:
             found = error
-        except Exception as error:  # a failure of ours; what it says may quote the request
+        except (
+            Exception
+        ) as error:  # a failure of ours; what it says may quote the request
             found = RuntimeError(type(error).__name__)
         pipe.send(found)
 
 
 def read(pipe: Any) -> None:
-    """Read bodies and write large answers, after what other requests need of the processors."""
+    """Read bodies and write large answers, after what other requests need of the
+    processors.
+    """
     from rfdlc.integrations.server.inference import Inference
 
     with suppress(AttributeError, OSError):

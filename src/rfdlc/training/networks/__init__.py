@@ -1,1 +1,3 @@
-"""K networks as one module: layers, backbones made of them, and `ParticleNet`, whose outputs a combination joins."""
+"""K networks as one module: layers, backbones made of them, and `ParticleNet`, whose
+outputs a combination joins.
+"""

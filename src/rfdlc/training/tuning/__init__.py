@@ -1,9 +1,12 @@
-"""tune: short trials on held-out samples choose what a preset cannot know, before the training itself.
+"""tune: short trials on held-out samples choose what a preset cannot know, before the
+training itself.
 
-Trials are runs of one network, which train side by side where they can. By successive halving, the better half of them
-is tried again with twice the epochs; at last the best one is varied. The loss of a trial is that of the held-out
-samples at its best temperature, where classes weigh equally. All work is counted in epochs, so that the same folder and
-seed give the same choice. tuning.json has the plan and every loss: a run that was interrupted continues from it.
+Trials are runs of one network, which train side by side where they can. By successive
+halving, the better half of them is tried again with twice the epochs; at last the best
+one is varied. The loss of a trial is that of the held-out samples at its best
+temperature, where classes weigh equally. All work is counted in epochs, so that the
+same folder and seed give the same choice. tuning.json has the plan and every loss: a
+run that was interrupted continues from it.
 """
 
 import math
@@ -25,33 +28,56 @@ from rfdlc.training.tuning.choosing import choose_settings, learned_nothing
 from rfdlc.training.tuning.planning import SHARE, epochs_of_each, plan_trials
 from rfdlc.training.tuning.trying import try_in_time, written_out
 
-CPU_BUDGET = 600.0  # seconds of images on a CPU, where nothing that is given says how long they may take
+# seconds of images on a CPU, where nothing that is given says how long they may take
+CPU_BUDGET = 600.0
 LENGTHS = frozenset(("budget", "epochs", "backbone"))
 LOOKED_AT = 2.0  # seconds, to say how long a training without a budget takes
 
 
 def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainConfig:
-    """The config of a run, without trials where none are possible; raises where the user asked for them."""
+    """The config of a run, without trials where none are possible; raises where the
+    user asked for them.
+    """
     config, data = run.config, trainer.data
     table = config.backbone in TABULAR
     reasons = {
-        "needs held-out samples: set hold_out=0.1": config.hold_out or data.val is not None,
+        "needs held-out samples: set hold_out=0.1": (
+            config.hold_out or data.val is not None
+        ),
         "is for networks: set backbone=mlp, or leave it out": not table,
-        f"is for methods of one stage, which {run.method_name} is not": len(run.method.stages) == 1,
+        f"is for methods of one stage, which {run.method_name} is not": (
+            len(run.method.stages) == 1
+        ),
         "is for one process: leave torchrun out": trainer.group.single,
     }
     reason = next((reason for reason, holds in reasons.items() if not holds), "")
-    trials = ("tune",) if table else ("tune", "budget")  # the budget of a table leaves out candidates
-    asked = [name for name in trials if name in given and getattr(config, name) not in ("off", 0)]
+    trials = (
+        ("tune",) if table else ("tune", "budget")
+    )  # the budget of a table leaves out candidates
+    asked = [
+        name
+        for name in trials
+        if name in given and getattr(config, name) not in ("off", 0)
+    ]
     expect(not (asked and reason), f"{''.join(asked[:1])} {reason}")
     if reason:
         return config.replace(tune="off", budget=config.budget if table else 0)
-    hours = config.preset == "images" and config.tune == "auto" and LENGTHS.isdisjoint(given)
-    return config.replace(budget=CPU_BUDGET) if hours and choose_device(config.device).type == "cpu" else config
+    hours = (
+        config.preset == "images"
+        and config.tune == "auto"
+        and LENGTHS.isdisjoint(given)
+    )
+    return (
+        config.replace(budget=CPU_BUDGET)
+        if hours and choose_device(config.device).type == "cpu"
+        else config
+    )
 
 
 def tune(trainer: Trainer, run: Run) -> None:
-    """Choose the settings of a run by trials, if its config asks for them and it has not been chosen before."""
+    """Choose the settings of a run by trials, if its config asks for them and it has
+    not been chosen before.
+    """
     if not run.config.tuned or run.finished or run.chosen:
         return
     began = time.perf_counter()
@@ -59,16 +85,22 @@ def tune(trainer: Trainer, run: Run) -> None:
         try:
             plan = _make_trials(trainer, run, began)
         except KeyboardInterrupt:
-            raise TrainingInterrupted(f"stopped during the trials; continue with `rfdlc resume {run.path}`") from None
+            raise TrainingInterrupted(
+                f"stopped during the trials; continue with `rfdlc resume {run.path}`"
+            ) from None
         if run.config.budget:  # measuring and trials may have taken less than planned
             left = SAFETY * (run.config.budget - plan.measured - sum(plan.seconds))
             assert plan.seconds_per_epoch is not None
-            length = epochs_of_each(run.config.replace(**plan.trainings), left / plan.seconds_per_epoch)
+            length = epochs_of_each(
+                run.config.replace(**plan.trainings), left / plan.seconds_per_epoch
+            )
             plan.epochs = max(plan.epochs, length)
         plan.chosen = choose_settings(plan)
         if "epochs" in run.given and not run.config.budget:
             plan.chosen["epochs"] = run.config.epochs
-        warmup = math.ceil(plan.chosen["epochs"] / 3)  # most epochs are to have the full rate
+        warmup = math.ceil(
+            plan.chosen["epochs"] / 3
+        )  # most epochs are to have the full rate
         if "warmup" not in run.given and warmup < run.config.warmup:
             plan.chosen["warmup"] = warmup
         run.write_json(TUNING, plan.to_dict())
@@ -76,7 +108,10 @@ def tune(trainer: Trainer, run: Run) -> None:
     if plan.rungs or len(plan.chosen) > 1:
         announce(f"chosen     {written_out(plan.chosen)}")
     if plan.tried and learned_nothing(plan):
-        announce("trials     learned nothing in their time, so they chose nothing: more time, or tune=off, may help")
+        announce(
+            "trials     learned nothing in their time, so they chose nothing: more"
+            " time, or tune=off, may help"
+        )
 
 
 def _make_trials(trainer: Trainer, run: Run, began: float) -> TrialPlan:
@@ -87,20 +122,37 @@ def _make_trials(trainer: Trainer, run: Run, began: float) -> TrialPlan:
     run.config = run.config.replace(**plan.network)
     run.write_json(TUNING, plan.to_dict())
     if plan.rungs:
-        announce(f"trials     {len(plan.candidates)} settings, halved until one is left, then varied")
+        announce(
+            f"trials     {len(plan.candidates)} settings, halved until one is left,"
+            " then varied"
+        )
         _announce_time(trainer, run, stack.net)
     elif run.config.tune != "off":
-        announce("trials     none: the training is too short, or the given settings leave nothing to choose")
+        announce(
+            "trials     none: the training is too short, or the given settings leave"
+            " nothing to choose"
+        )
     for rung in list(plan.rungs):
         try_in_time(trainer, run, plan, rung)
     return plan
 
 
 def _announce_time(trainer: Trainer, run: Run, net: ParticleNet) -> None:
-    """Without a budget, on a CPU: how long all of it takes, by a few steps. It may be hours."""
+    """Without a budget, on a CPU: how long all of it takes, by a few steps. It may be
+    hours.
+    """
     if run.config.budget or net.head_weights.device.type != "cpu":
         return
     with live(None, "measuring steps (--budget 10m limits the time)") as show:
-        seconds = seconds_per_epoch(trainer, [unwritten(run, run.config)], LOOKED_AT, show)
-    whole = timedelta(seconds=max(1, round((1 + SHARE) * seconds * run.config.epochs * run.config.trainings)))
-    announce(f"time       about {whole} in all, a quarter of it for the trials; --budget 10m limits it")
+        seconds = seconds_per_epoch(
+            trainer, [unwritten(run, run.config)], LOOKED_AT, show
+        )
+    whole = timedelta(
+        seconds=max(
+            1, round((1 + SHARE) * seconds * run.config.epochs * run.config.trainings)
+        )
+    )
+    announce(
+        f"time       about {whole} in all, a quarter of it for the trials; --budget 10m"
+        " limits it"
+    )

@@ -1,4 +1,6 @@
-"""Which trial is best, by what its loss would be after as many epochs as the training has."""
+"""Which trial is best, by what its loss would be after as many epochs as the training
+has.
+"""
 
 import math
 from typing import NamedTuple
@@ -8,16 +10,26 @@ from rfdlc.training.tuning.candidates import missing_regularisers
 from rfdlc.training.tuning.planning import LONG_EPOCHS
 
 CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial
-STEEPEST = 0.7  # the least factor by which a loss is expected to fall again: those near chance fall fast for a while
-UNCERTAIN = 2  # standard errors: as much better must a variation be, or a trial that regularises less
+# the least factor by which a loss is expected to fall again: those near chance fall
+# fast for a while
+STEEPEST = 0.7
+# standard errors: as much better must a variation be, or a trial that regularises less
+UNCERTAIN = 2
 LESS = 0.75  # of what twice the epochs gain, twice as many again gain
 RISE = 1.05  # of the loss with more epochs, from which on fewer epochs are better
 SLOWER = 0.1  # of the loss, by which shorter trials with RandAugment may be behind
-NOTHING, HALF = 0.01, 0.5  # of the loss at chance, less than which teaches nothing; of what the best trial has learned
+NOTHING, HALF = (
+    0.01,
+    0.5,
+    # of the loss at chance, less than which teaches nothing; of what the best trial has
+    # learned
+)
 
 
 class _Expected(NamedTuple):
-    """A trial, its loss and standard error as expected at the end of the training, and the regularisers it lacks."""
+    """A trial, its loss and standard error as expected at the end of the training, and
+    the regularisers it lacks.
+    """
 
     settings: Settings
     loss: float
@@ -27,14 +39,23 @@ class _Expected(NamedTuple):
 
 
 def choose_settings(plan: TrialPlan) -> Settings:
-    """The settings of the best trial, and the epochs: fewer where more of them clearly raised its loss."""
+    """The settings of the best trial, and the epochs: fewer where more of them clearly
+    raised its loss.
+    """
     more = plan.network | plan.trainings
     if not plan.rungs:
         return {"epochs": plan.epochs, **more}
     best = best_first(plan)[0]
-    tried = [(loss, rung.epochs) for rung in plan.rungs for own, loss in rung.pairs if own == best]
+    tried = [
+        (loss, rung.epochs)
+        for rung in plan.rungs
+        for own, loss in rung.pairs
+        if own == best
+    ]
     lowest, longest = min(tried), max(tried, key=lambda pair: pair[1])
-    error = UNCERTAIN * max(error for rung in plan.rungs for error in rung.errors or [0.0])
+    error = UNCERTAIN * max(
+        error for rung in plan.rungs for error in rung.errors or [0.0]
+    )
     fewer = longest[0] > max(RISE * lowest[0], lowest[0] + error)
     if "randaugment" in best.get("augment", "") and not fewer:
         best = {**best, **plan.stronger}
@@ -48,7 +69,9 @@ def best_first(plan: TrialPlan) -> list[Settings]:
         return [_best_variation(last, max(earlier[-1].errors or [0.0]))]
     trials = _expected(last, earlier, plan)
     if learned_nothing(plan):  # losses are noise
-        return sorted((trial.settings for trial in trials), key=plan.candidates.index)  # first what needs no trials
+        return sorted(
+            (trial.settings for trial in trials), key=plan.candidates.index
+        )  # first what needs no trials
     best = min(trials, key=lambda trial: trial.loss)
     enough = HALF * max(trial.learned for trial in trials)
 
@@ -59,7 +82,8 @@ def best_first(plan: TrialPlan) -> list[Settings]:
             slack = max(slack, SLOWER * best.loss)
         near = trial.loss <= best.loss + slack
         if plan.chance and trial.learned < enough:
-            near = False  # it has hardly begun to learn, so that its standard error says little
+            # it has hardly begun to learn, so that its standard error says little
+            near = False
         return not near, trial.missing if near else 0, trial.loss
 
     return [trial.settings for trial in sorted(trials, key=place)]
@@ -83,17 +107,28 @@ def _best_variation(rung: Rung, error: float) -> Settings:
 
 
 def _expected(last: Rung, earlier: list[Rung], plan: TrialPlan) -> list[_Expected]:
-    """The factor by which twice the epochs lowered a loss is expected again, and less of it every time.
+    """The factor by which twice the epochs lowered a loss is expected again, and less
+    of it every time.
 
-    That is until the epochs of the training: networks that are regularised learn slowly at first, and gain for longer.
+    That is until the epochs of the training: networks that are regularised learn slowly
+    at first, and gain for longer.
     """
-    before = {str(own): loss for rung in earlier for own, loss in rung.pairs if loss < math.inf}  # the latest rung's
+    before = {
+        str(own): loss
+        for rung in earlier
+        for own, loss in rung.pairs
+        if loss < math.inf
+    }  # the latest rung's
     doublings = max(1.0, math.log2(plan.epochs / last.epochs))
     again = (1 - LESS**doublings) / (1 - LESS)
     found = []
-    for (own, loss), error in zip(last.pairs, last.errors or [0.0] * len(last.trials), strict=True):
+    for (own, loss), error in zip(
+        last.pairs, last.errors or [0.0] * len(last.trials), strict=True
+    ):
         ratio = loss / max(before.get(str(own), loss), 1e-12)
         factor = min(1.0, max(ratio, STEEPEST)) ** again
         missing = missing_regularisers(own, plan.stronger)
-        found.append(_Expected(own, loss * factor, error * factor, missing, plan.chance - loss))
+        found.append(
+            _Expected(own, loss * factor, error * factor, missing, plan.chance - loss)
+        )
     return found

@@ -1,4 +1,6 @@
-"""Trials train, and the plan gets their held-out losses, where classes weigh equally."""
+"""Trials train, and the plan gets their held-out losses, where classes weigh
+equally.
+"""
 
 import math
 import time
@@ -29,7 +31,9 @@ class _OutOfTime(Exception): ...  # trials have taken all of the budget that the
 
 
 class TrialLosses(NamedTuple):
-    """The losses (n,) of held-out samples in nats, and their shares (n,), by which classes weigh equally."""
+    """The losses (n,) of held-out samples in nats, and their shares (n,), by which
+    classes weigh equally.
+    """
 
     each: Floats
     shares: Floats
@@ -40,11 +44,18 @@ class TrialLosses(NamedTuple):
 
 
 def try_in_time(trainer: Trainer, run: Run, plan: TrialPlan, rung: Rung) -> None:
-    """Try a rung that has no losses; with a budget, leave it out if too little of that is left."""
+    """Try a rung that has no losses; with a budget, leave it out if too little of that
+    is left.
+    """
     if rung.losses:
         return
-    if rung.varies and (learned_nothing(plan) or missing_regularisers(best_first(plan)[0], plan.stronger) < 0):
-        plan.rungs.remove(rung)  # losses are noise, or the training has settings that trials lack
+    if rung.varies and (
+        learned_nothing(plan)
+        or missing_regularisers(best_first(plan)[0], plan.stronger) < 0
+    ):
+        plan.rungs.remove(
+            rung
+        )  # losses are noise, or the training has settings that trials lack
         run.write_json(TUNING, plan.to_dict())
         return
     if not run.config.budget:
@@ -54,7 +65,9 @@ def try_in_time(trainer: Trainer, run: Run, plan: TrialPlan, rung: Rung) -> None
     left = SHARE * run.config.budget - plan.measured - sum(plan.seconds)
     longer = 1.0  # than the rung before it, as all have equal work
     if rung.varies:
-        longer = max(1.0, (len(variations(trainer, run)) + 1) / 2)  # another head trains apart
+        longer = max(
+            1.0, (len(variations(trainer, run)) + 1) / 2
+        )  # another head trains apart
     if plan.seconds and longer * plan.seconds[-1] > left:
         plan.rungs.remove(rung)
     else:
@@ -79,26 +92,44 @@ def _try(trainer: Trainer, run: Run, plan: TrialPlan, rung: Rung, until: float) 
     else:
         rung.trials = plan.candidates
     new = [trial_of(run, rung.epochs, own) for own in rung.trials[len(known) :]]
-    losses, errors = held_out_losses(trainer, new, until, plan.epochs * steps_per_epoch(trainer, run))
-    rung.losses = [round(loss, 6) if loss < math.inf else None for loss in known + losses]
+    losses, errors = held_out_losses(
+        trainer, new, until, plan.epochs * steps_per_epoch(trainer, run)
+    )
+    rung.losses = [
+        round(loss, 6) if loss < math.inf else None for loss in known + losses
+    ]
     if not known:
         rung.errors = [round(error, 6) for error in errors]
     run.write_json(TUNING, plan.to_dict())
     shown = ["diverged" if loss is None else f"{loss:8.4f}" for loss in rung.losses]
-    rows = "".join(f"\n{loss}  {written_out(own)}" for own, loss in zip(rung.trials, shown, strict=True))
-    announce(f"{len(shown)} trials of {rung.epochs} epochs, held-out loss where classes weigh equally:{rows}")
+    rows = "".join(
+        f"\n{loss}  {written_out(own)}"
+        for own, loss in zip(rung.trials, shown, strict=True)
+    )
+    announce(
+        f"{len(shown)} trials of {rung.epochs} epochs, held-out loss where classes"
+        f" weigh equally:{rows}"
+    )
 
 
 def written_out(settings: Settings) -> str:
-    return " ".join(f"{name}={f'{own:g}' if isinstance(own, float) else own}" for name, own in settings.items())
+    return " ".join(
+        f"{name}={f'{own:g}' if isinstance(own, float) else own}"
+        for name, own in settings.items()
+    )
 
 
 def held_out_losses(
     trainer: Trainer, trials: Sequence[Run], until: float, later: int = 0
 ) -> tuple[list[float], list[float]]:
-    """Losses and standard errors, infinite where the training loss is not a number; `later`: see `epochs`."""
+    """Losses and standard errors, infinite where the training loss is not a number;
+    `later`: see `epochs`.
+    """
     found, waiting = dict[Any, TrialLosses | None](), list(trials)
-    with live(len(trials) * trials[0].epochs * steps_per_epoch(trainer, trials[0]), f"{len(trials)} trials") as show:
+    with live(
+        len(trials) * trials[0].epochs * steps_per_epoch(trainer, trials[0]),
+        f"{len(trials)} trials",
+    ) as show:
 
         def step(*_: Any, together: int) -> None:
             show(together, "")
@@ -110,7 +141,9 @@ def held_out_losses(
             try:
                 with sensible_threads(stack.net, stack.run.config):
                     shown = partial(step, together=len(stack.members))
-                    for _ in epochs(stack.net, stack.stages, {}, show=shown, later=later):
+                    for _ in epochs(
+                        stack.net, stack.stages, {}, show=shown, later=later
+                    ):
                         pass
                 losses: dict[Any, TrialLosses | None] = _losses_of(stack)
             except TrainingStopped as error:  # the others are trained again without it
@@ -118,7 +151,9 @@ def held_out_losses(
             found |= losses
             waiting = [trial for trial in waiting if trial.path not in losses]
     each = [found[trial.path] for trial in trials]
-    return [math.inf if own is None else own.mean for own in each], standard_errors(each)
+    return [math.inf if own is None else own.mean for own in each], standard_errors(
+        each
+    )
 
 
 def _losses_of(stack: Stack) -> dict[Any, TrialLosses | None]:
@@ -134,9 +169,15 @@ def _losses_of(stack: Stack) -> dict[Any, TrialLosses | None]:
 
 
 def balanced_losses(predictions: Predictions, decider: Decider) -> TrialLosses:
-    """Negative log-likelihoods at the best temperature: their mean is at most that of chance."""
-    plain = decider.replace(calibration=None, target_prior="uniform").probabilities(predictions)
-    log_p = safe_log(np.asarray(plain, dtype=np.float64))  # 32 bits have no probability as small as the least below
+    """Negative log-likelihoods at the best temperature: their mean is at most that of
+    chance.
+    """
+    plain = decider.replace(calibration=None, target_prior="uniform").probabilities(
+        predictions
+    )
+    log_p = safe_log(
+        np.asarray(plain, dtype=np.float64)
+    )  # 32 bits have no probability as small as the least below
     labels = np.asarray(predictions.targets)
     weights = 1 / np.bincount(labels)[labels]
 
@@ -144,13 +185,26 @@ def balanced_losses(predictions: Predictions, decider: Decider) -> TrialLosses:
         p = softmax(log_p * math.exp(-log_temperature))[np.arange(len(labels)), labels]
         return TrialLosses(-np.log(np.maximum(p, 1e-300)), weights / weights.sum())
 
-    return losses(minimize_scalar(lambda log_t: losses(log_t).mean, bounds=(-4, 8), method="bounded").x)
+    return losses(
+        minimize_scalar(
+            lambda log_t: losses(log_t).mean, bounds=(-4, 8), method="bounded"
+        ).x
+    )
 
 
 def standard_errors(trials: Sequence[TrialLosses | None]) -> list[float]:
-    """Of the difference to the best trial on the same samples; 0 for itself, and for trials without losses."""
-    best = min((trial for trial in trials if trial is not None), key=lambda trial: trial.mean, default=None)
+    """Of the difference to the best trial on the same samples; 0 for itself, and for
+    trials without losses.
+    """
+    best = min(
+        (trial for trial in trials if trial is not None),
+        key=lambda trial: trial.mean,
+        default=None,
+    )
     if best is None:
         return [0.0] * len(trials)
     differences = [(trial or best).each - best.each for trial in trials]
-    return [float(np.linalg.norm(best.shares * (own - own @ best.shares))) for own in differences]
+    return [
+        float(np.linalg.norm(best.shares * (own - own @ best.shares)))
+        for own in differences
+    ]

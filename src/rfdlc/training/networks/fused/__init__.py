@@ -1,1 +1,3 @@
-"""Residual stages of many small networks at once, forward and backward by hand: what a GPU trains CIFAR stacks with."""
+"""Residual stages of many small networks at once, forward and backward by hand: what a
+GPU trains CIFAR stacks with.
+"""

@@ -1,7 +1,9 @@
-"""Convolution, batch norm and ReLU in residual blocks of K networks, forward and backward in as few passes as can be.
+"""Convolution, batch norm and ReLU in residual blocks of K networks, forward and
+backward in as few passes as can be.
 
-Every second unit of a residual stage adds a shortcut before its ReLU. What the backward pass needs beside parameters is
-what the forward pass has written anyway: the values of each unit before batch norm and after its ReLU.
+Every second unit of a residual stage adds a shortcut before its ReLU. What the backward
+pass needs beside parameters is what the forward pass has written anyway: the values of
+each unit before batch norm and after its ReLU.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +23,9 @@ Wiring = list[tuple[int, bool]]  # stride of each unit, and whether it is residu
 
 
 class Unit(NamedTuple):
-    """A convolution, its batch norm, and whether the input of the unit before it is added."""
+    """A convolution, its batch norm, and whether the input of the unit before it is
+    added.
+    """
 
     conv: Conv
     norm: BatchNorm
@@ -30,8 +34,14 @@ class Unit(NamedTuple):
 
 def run(units: Sequence[Unit], x: Tensor) -> Tensor:
     """A chain of units on images (K, B, H, W, C), in training mode."""
-    tensors = [t for conv, norm, _ in units for t in (conv.weight, norm.weight, norm.bias, norm.mean, norm.variance)]
-    return _Chain.apply([(unit.conv.stride, unit.residual) for unit in units], x, *tensors)
+    tensors = [
+        t
+        for conv, norm, _ in units
+        for t in (conv.weight, norm.weight, norm.bias, norm.mean, norm.variance)
+    ]
+    return _Chain.apply(
+        [(unit.conv.stride, unit.residual) for unit in units], x, *tensors
+    )
 
 
 class _Chain(torch.autograd.Function):
@@ -39,7 +49,9 @@ class _Chain(torch.autograd.Function):
     def forward(ctx: Any, wiring: Wiring, x: Tensor, *tensors: Tensor) -> Tensor:
         ops, actives, befores, norms = kernels(), [x], [], []
         weights = _as(x.dtype, tensors[::OF_A_UNIT])
-        for number, ((stride, residual), weight) in enumerate(zip(wiring, weights, strict=True)):
+        for number, ((stride, residual), weight) in enumerate(
+            zip(wiring, weights, strict=True)
+        ):
             norm = tensors[OF_A_UNIT * number + 1 : OF_A_UNIT * (number + 1)]
             y, partial = ops.convolve(actives[-1], weight, stride)
             known = ops.statistics(partial, y[0, ..., 0].numel(), *norm)
@@ -61,7 +73,9 @@ class _Chain(torch.autograd.Function):
             for number, (stride, residual) in reversed(list(enumerate(ctx.wiring))):
                 x, y, known = actives[number], befores[number], norms[number]
                 active = actives[number + 1] if residual else None
-                through, partial = ops.gate(gradient, shortcut if residual else None, active, y, known)
+                through, partial = ops.gate(
+                    gradient, shortcut if residual else None, active, y, known
+                )
                 factors = ops.norm_gradient(partial, y[0, ..., 0].numel(), known)
                 dy = ops.norm_input_gradient(through, y, known, factors, residual)
                 at = OF_A_UNIT * number
@@ -69,10 +83,13 @@ class _Chain(torch.autograd.Function):
                 found[at + 1 : at + 3] = factors[3].flatten(), factors[4].flatten()
                 if number == 0 and not ctx.needs_input:
                     return None, None, *found
-                # What goes around a block joins where the block began: in its first convolution where the size
-                # halves there, else in the gate of the unit before it
+                # What goes around a block joins where the block began: in its first
+                # convolution where the size halves there, else in the gate of the unit
+                # before it
                 halving = stride > 1
-                gradient = ops.input_gradient(dy, weights[number], stride, shortcut if halving else None)
+                gradient = ops.input_gradient(
+                    dy, weights[number], stride, shortcut if halving else None
+                )
                 shortcut = through if residual else None if halving else shortcut
         return None, gradient if shortcut is None else gradient + shortcut, *found
 
@@ -80,16 +97,22 @@ class _Chain(torch.autograd.Function):
 def _as(dtype: torch.dtype, weights: Sequence[Tensor]) -> list[Tensor]:
     """All weights in the type of the images, channels last, in one call."""
     last = torch.channels_last
-    copies = [torch.empty_like(weight, dtype=dtype, memory_format=last) for weight in weights]
-    torch._foreach_copy_(copies, [weight.contiguous(memory_format=last) for weight in weights])
+    copies = [
+        torch.empty_like(weight, dtype=dtype, memory_format=last) for weight in weights
+    ]
+    torch._foreach_copy_(
+        copies, [weight.contiguous(memory_format=last) for weight in weights]
+    )
     return copies
 
 
 @contextmanager
 def _beside(like: Tensor) -> Iterator[Callable[..., Tensor]]:
-    """Calls that nothing waits for, on a stream of their own: weight gradients run while others go down the chain.
+    """Calls that nothing waits for, on a stream of their own: weight gradients run
+    while others go down the chain.
 
-    What they read is kept until both streams have met, or the allocator would give it away.
+    What they read is kept until both streams have met, or the allocator would give it
+    away.
     """
     if not like.is_cuda:
         yield lambda function, *arguments: function(*arguments)
@@ -115,6 +138,8 @@ def kernels() -> Any:
 
 
 def usable(x: Tensor) -> bool:
-    """Whether images (R, B, C, H, W) can be trained on fused: kernels are there, in bfloat16, and sizes halve twice."""
+    """Whether images (R, B, C, H, W) can be trained on fused: kernels are there, in
+    bfloat16, and sizes halve twice.
+    """
     quick = x.is_cuda and torch.is_autocast_enabled("cuda") and kernels() is not None
     return quick and x.shape[-1] % 4 == 0 and x.shape[-2] % 4 == 0
