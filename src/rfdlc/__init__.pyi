@@ -1,4 +1,8 @@
-"""The public names: `__init__.py` reads here which module defines each, and type checkers and editors do too."""
+"""The public names.
+
+`__init__.py` reads here which module defines each, and type checkers and editors do
+too.
+"""
 
 from rfdlc.data.dataset import Dataset as Dataset
 from rfdlc.data.dataset import Split as Split

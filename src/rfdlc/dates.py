@@ -29,7 +29,12 @@ def since_1970(text: str) -> timedelta | None:
     """From 1970-01-01 to a date in ISO 8601 or day.month.year, perhaps with a time (in
     UTC unless it says its offset).
 
-    >>> since_1970("1970-01-02T12:00+06:00"), since_1970("2.1.1970"), since_1970("1970-02").days, since_1970("2024")
+    >>> (
+    ...     since_1970("1970-01-02T12:00+06:00"),
+    ...     since_1970("2.1.1970"),
+    ...     since_1970("1970-02").days,
+    ...     since_1970("2024"),
+    ... )
     (datetime.timedelta(days=1, seconds=21600), datetime.timedelta(days=1), 31, None)
     """
     text = _MONTH.sub(r"\1-01", text) if _MONTH.fullmatch(text) else _iso(text)

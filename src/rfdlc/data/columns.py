@@ -54,7 +54,10 @@ CODES, MANY, SOME = (
     5,
     10_000,
 )  # whole numbers of so many kinds may be codes; rows per value; rows
-_CURRENCY = r"([$\u00a2-\u00a5\u20a0-\u20c0]|AUD|CAD|CHF|CNY|CZK|DKK|EUR|GBP|INR|JPY|NOK|PLN|SEK|USD)"
+_CURRENCY = (
+    r"([$\u00a2-\u00a5\u20a0-\u20c0]"
+    r"|AUD|CAD|CHF|CNY|CZK|DKK|EUR|GBP|INR|JPY|NOK|PLN|SEK|USD)"
+)
 _DIGITS = (  # perhaps with thousands separators
     r"(\d{1,3}([.,'\u2019 \u00a0\u202f]\d{3})+|\d+)([.,]\d+)?"
 )
@@ -288,7 +291,8 @@ def warn_of_strays(strays: Mapping[str, tuple[str, ...]], frame: str = "") -> li
         )
         fix = (
             beyond(texts)
-            or f"leave such cells empty, or keep all as categories ({keeping([name], frame)})"
+            or "leave such cells empty, or keep all as categories"
+            f" ({keeping([name], frame)})"
         )
         notes.append(f"{told}; {fix}")
         warnings.warn(notes[-1], stacklevel=4)

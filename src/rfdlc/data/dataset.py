@@ -177,7 +177,9 @@ class Split:
 
     Examples
     --------
-    >>> split = Split(np.eye(3, dtype=np.float32), np.array([0, 1, 1]), ids=["a", "b", "c"])
+    >>> split = Split(
+    ...     np.eye(3, dtype=np.float32), np.array([0, 1, 1]), ids=["a", "b", "c"]
+    ... )
     >>> len(split), list(split.take(np.array([2])).ids)
     (3, ['c'])
     """

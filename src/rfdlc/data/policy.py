@@ -159,14 +159,30 @@ OPERATIONS = (*TABLES, *BLENDS, *GEOMETRY)
 # AutoAugment's policies for CIFAR: pairs of (operation, how often it acts, strength
 # from 0 to 9).
 CIFAR_PAIRS = """
-invert 1 0, contrast 2 6; rotation 7 2, shift-sideways 3 9; sharpness 8 1, sharpness 9 3;
-shear-down 5 8, shift-down 7 9; autocontrast 5 0, equalise 9 0; shear-down 2 7, posterise 3 7;
-saturation 4 3, brightness 6 7; sharpness 3 9, brightness 7 9; equalise 6 0, equalise 5 0;
-contrast 6 7, sharpness 6 5; saturation 7 7, shift-sideways 5 8; equalise 3 0, autocontrast 4 0;
-shift-down 4 3, sharpness 2 6; brightness 9 6, saturation 2 8; solarise 5 2, invert 0 0;
-equalise 2 0, autocontrast 6 0; equalise 2 0, equalise 6 0; saturation 9 9, equalise 6 0;
-autocontrast 8 0, solarise 2 8; brightness 1 3, saturation 7 0; solarise 4 5, autocontrast 9 0;
-shift-down 9 9, shift-down 7 9; autocontrast 9 0, solarise 8 3; equalise 8 0, invert 1 0;
+invert 1 0, contrast 2 6;
+rotation 7 2, shift-sideways 3 9;
+sharpness 8 1, sharpness 9 3;
+shear-down 5 8, shift-down 7 9;
+autocontrast 5 0, equalise 9 0;
+shear-down 2 7, posterise 3 7;
+saturation 4 3, brightness 6 7;
+sharpness 3 9, brightness 7 9;
+equalise 6 0, equalise 5 0;
+contrast 6 7, sharpness 6 5;
+saturation 7 7, shift-sideways 5 8;
+equalise 3 0, autocontrast 4 0;
+shift-down 4 3, sharpness 2 6;
+brightness 9 6, saturation 2 8;
+solarise 5 2, invert 0 0;
+equalise 2 0, autocontrast 6 0;
+equalise 2 0, equalise 6 0;
+saturation 9 9, equalise 6 0;
+autocontrast 8 0, solarise 2 8;
+brightness 1 3, saturation 7 0;
+solarise 4 5, autocontrast 9 0;
+shift-down 9 9, shift-down 7 9;
+autocontrast 9 0, solarise 8 3;
+equalise 8 0, invert 1 0;
 shift-down 7 9, autocontrast 9 0
 """
 

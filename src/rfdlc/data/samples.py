@@ -491,10 +491,8 @@ def _table(
         except InputError as error:
             wrong = encoder.wrong_cells(cells, wanted.start)
             if not (wrong and skip_broken):
-                raise InputError(
-                    f"{where}:"
-                    f" {error}{f'; or leave such rows out with {SKIPPING}' if wrong else ''}"
-                ) from None
+                way_out = f"; or leave such rows out with {SKIPPING}" if wrong else ""
+                raise InputError(f"{where}: {error}{way_out}") from None
             kept = np.setdiff1d(kept, [*wrong])
             features = encoder.transform(
                 {name: own.take(kept) for name, own in cells.items()}, told=told

@@ -312,7 +312,8 @@ class _Batches(TorchDataset[tuple[Tensor, str]]):
                 with self.files.open(index) as image:
                     if training is None:
                         shown = fitted(image, shape[-1], shape[0], resizing)
-                    else:  # Python's generator: numpy's takes four times as long to seed
+                    else:
+                        # Python's generator: numpy's takes four times as long to seed.
                         epoch, first = training
                         rng = Random(
                             (AUGMENTATION << 192)

@@ -54,7 +54,9 @@ class Budget:
 
     Examples
     --------
-    >>> Budget({"total": 0.05}, {"total": 0.2}).columns(Utility([[1, 0], [0, 1]]).with_abstain(0.9))
+    >>> Budget({"total": 0.05}, {"total": 0.2}).columns(
+    ...     Utility([[1, 0], [0, 1]]).with_abstain(0.9)
+    ... )
     array([0. , 0. , 0.2])
     """
 
@@ -95,7 +97,9 @@ class Budget:
         `counts` are those of actions.
 
         >>> utility = Utility.one_hot(1).with_abstain(0)
-        >>> Budget({"total": 0.05}, {"total": 0.2}).handed_over({"0": 7, "abstain": 1}, utility)
+        >>> Budget({"total": 0.05}, {"total": 0.2}).handed_over(
+        ...     {"0": 7, "abstain": 1}, utility
+        ... )
         {'total': 0.125}
         """
         handing, samples = handing_over(utility), max(1, sum(counts.values()))

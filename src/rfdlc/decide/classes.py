@@ -65,7 +65,9 @@ class Classes:
 
     Examples
     --------
-    >>> classes = Classes.from_counts({"cat": 10, "dog": 500, "newt": 3}, groups={"pets": ["cat", "dog"]})
+    >>> classes = Classes.from_counts(
+    ...     {"cat": 10, "dog": 500, "newt": 3}, groups={"pets": ["cat", "dog"]}
+    ... )
     >>> classes.rank.tolist()
     [1, 0, 2]
     >>> {region: classes.select(members) for region, members in classes.thirds.items()}

@@ -152,7 +152,11 @@ class Evaluation:
 
     Examples
     --------
-    >>> result = evaluate([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], [0, 1, 1], classes=Classes.from_counts([9, 1]))
+    >>> result = evaluate(
+    ...     [[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]],
+    ...     [0, 1, 1],
+    ...     classes=Classes.from_counts([9, 1]),
+    ... )
     >>> result.accuracy_by_region["tail"], result.flat()["accuracy_by_region.tail"]
     (0.5, 0.5)
     """
@@ -258,7 +262,10 @@ class Evaluation:
         compared with `observed_share` (calibration in the large).
 
         >>> rows = evaluate([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], [0, 1, 1]).per_class()
-        >>> [rows["1"][name] for name in ("samples", "recall", "precision", "specificity", "auroc")]
+        >>> [
+        ...     rows["1"][name]
+        ...     for name in ("samples", "recall", "precision", "specificity", "auroc")
+        ... ]
         [2, 0.5, 1.0, 1.0, 1.0]
         """
         o, found = self._samples, {}

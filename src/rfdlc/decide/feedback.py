@@ -230,7 +230,9 @@ def decider_version(decider: Decider) -> str:
 
     >>> from rfdlc import Utility
     >>> decider = Decider(Utility.one_hot(2))
-    >>> decider_version(decider) == decider_version(Decider.from_dict(decider.to_dict()))
+    >>> decider_version(decider) == decider_version(
+    ...     Decider.from_dict(decider.to_dict())
+    ... )
     True
     """
     return _version(decider)

@@ -403,7 +403,10 @@ def by_group(estimate: Estimate, groups: Indices) -> Estimate:
     samples of a group are taken to be all alike.
 
     >>> right = np.array([1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1])
-    >>> [[round(bound, 2) for bound in e.interval()] for e in (mean(right), by_group(mean(right), np.arange(12) // 3))]
+    >>> [
+    ...     [round(bound, 2) for bound in e.interval()]
+    ...     for e in (mean(right), by_group(mean(right), np.arange(12) // 3))
+    ... ]
     [[0.47, 0.91], [0.05, 0.98]]
     """
     _, place = np.unique(groups, return_inverse=True)

@@ -80,7 +80,11 @@ class Metric:
 
     Examples
     --------
-    >>> METRICS["accuracy"].format(0.5), METRICS["nll"].format(-1.5), METRICS["nll"].format(2.5e-7)
+    >>> (
+    ...     METRICS["accuracy"].format(0.5),
+    ...     METRICS["nll"].format(-1.5),
+    ...     METRICS["nll"].format(2.5e-7),
+    ... )
     ('50.00%', '-1.5000', '2.5e-07')
     """
 
@@ -516,53 +520,176 @@ def _by_budget(o: "Outcomes") -> dict[float, Any]:
     }
 
 
-# fmt: off
 for _metric in (
     Metric("accuracy", "accuracy", lambda o: o.correct, unit="%", headline=True),
-    Metric("accuracy_by_region", "{}", lambda o: _by_region(o, o.correct), unit="%", parent="accuracy", headline=True),
-    Metric("accuracy_by_shots", "{} shot", lambda o: _by_region(o, o.correct, "shots"), unit="%", parent="accuracy"),
+    Metric(
+        "accuracy_by_region",
+        "{}",
+        lambda o: _by_region(o, o.correct),
+        unit="%",
+        parent="accuracy",
+        headline=True,
+    ),
+    Metric(
+        "accuracy_by_shots",
+        "{} shot",
+        lambda o: _by_region(o, o.correct, "shots"),
+        unit="%",
+        parent="accuracy",
+    ),
     Metric("abstention_rate", "abstained", lambda o: o.decided < 0, "none", "%"),
-    Metric("kept_accuracy", "accuracy where answered", lambda o: np.where(o.decided < 0, NAN, o.correct), unit="%"),
-    Metric("balanced_accuracy", "balanced accuracy",
-           lambda o: group_shares(o.targets[None], o.correct[None]), unit="%"),
+    Metric(
+        "kept_accuracy",
+        "accuracy where answered",
+        lambda o: np.where(o.decided < 0, NAN, o.correct),
+        unit="%",
+    ),
+    Metric(
+        "balanced_accuracy",
+        "balanced accuracy",
+        lambda o: group_shares(o.targets[None], o.correct[None]),
+        unit="%",
+    ),
     Metric("macro_f1", "macro F1", _macro_f1, unit="%"),
-    Metric("false_head_rate", "false head rate", _false_head_rate, "lower", "%", headline=True),
-    Metric("false_head_rates", "head = first {}", false_heads, "lower", "%", "false_head_rate"),
-    Metric("mean_utility", "mean utility", lambda o: _worth(o, o.realised, 0), headline=True),
-    Metric("utility_by_budget", "by expected utility, at most {} handed over", _by_budget, parent="mean_utility"),
-    Metric("mean_regret", "mean regret", lambda o: _worth(o, o.regret, o.utility.matrix.max(), -1), "lower"),
+    Metric(
+        "false_head_rate",
+        "false head rate",
+        _false_head_rate,
+        "lower",
+        "%",
+        headline=True,
+    ),
+    Metric(
+        "false_head_rates",
+        "head = first {}",
+        false_heads,
+        "lower",
+        "%",
+        "false_head_rate",
+    ),
+    Metric(
+        "mean_utility",
+        "mean utility",
+        lambda o: _worth(o, o.realised, 0),
+        headline=True,
+    ),
+    Metric(
+        "utility_by_budget",
+        "by expected utility, at most {} handed over",
+        _by_budget,
+        parent="mean_utility",
+    ),
+    Metric(
+        "mean_regret",
+        "mean regret",
+        lambda o: _worth(o, o.regret, o.utility.matrix.max(), -1),
+        "lower",
+    ),
     Metric("set_coverage", "coverage of sets, {}", _set_coverage, unit="%"),
-    Metric("set_coverage_handed_over", "coverage of sets, handed over",
-           lambda o: {} if o.covered is None else np.where(o.decided < 0, o.covered, NAN), unit="%"),
-    Metric("set_coverage_by_region", "coverage of sets, {}",
-           lambda o: {} if o.covered is None else _by_region(o, o.covered), unit="%"),
-    Metric("set_coverage_by_class", "coverage of sets, class {}", _coverage_by_class, unit="%"),
-    Metric("set_size", "mean size of sets, {}",
-           lambda o: {} if o.set_size is None else {"all": o.set_size, **_by_region(o, o.set_size)}, "lower"),
+    Metric(
+        "set_coverage_handed_over",
+        "coverage of sets, handed over",
+        lambda o: {} if o.covered is None else np.where(o.decided < 0, o.covered, NAN),
+        unit="%",
+    ),
+    Metric(
+        "set_coverage_by_region",
+        "coverage of sets, {}",
+        lambda o: {} if o.covered is None else _by_region(o, o.covered),
+        unit="%",
+    ),
+    Metric(
+        "set_coverage_by_class",
+        "coverage of sets, class {}",
+        _coverage_by_class,
+        unit="%",
+    ),
+    Metric(
+        "set_size",
+        "mean size of sets, {}",
+        lambda o: (
+            {}
+            if o.set_size is None
+            else {"all": o.set_size, **_by_region(o, o.set_size)}
+        ),
+        "lower",
+    ),
     Metric("set_utility", "mean utility of sets, {}", _set_utility),
     Metric("error_auc", "error detection AUC", lambda o: _kept(o, roc_area), unit="%"),
-    Metric("risk_coverage_area", "risk-coverage area", lambda o: _kept(o, risk_area), "lower", "%"),
+    Metric(
+        "risk_coverage_area",
+        "risk-coverage area",
+        lambda o: _kept(o, risk_area),
+        "lower",
+        "%",
+    ),
     Metric("ece", "ECE", _ece, "lower", "%", headline=True),
-    Metric("ece_debiased", "debiased", lambda o: _ece(o, debiased=True), "lower", "%", "ece"),
-    Metric("ece_by_region", "predicted {}",
-           lambda o: {name: _ece(o, rows) for name, rows in regions(o, "thirds", o.likeliest)}, "lower", "%", "ece"),
-    Metric("classwise_ece", "class-wise ECE",
-           lambda o: NAN if o.gaps is None else np.abs(o.gaps).sum() / len(o) / len(o.gaps),
-           "lower", "%", resample=False),
+    Metric(
+        "ece_debiased",
+        "debiased",
+        lambda o: _ece(o, debiased=True),
+        "lower",
+        "%",
+        "ece",
+    ),
+    Metric(
+        "ece_by_region",
+        "predicted {}",
+        lambda o: {
+            name: _ece(o, rows) for name, rows in regions(o, "thirds", o.likeliest)
+        },
+        "lower",
+        "%",
+        "ece",
+    ),
+    Metric(
+        "classwise_ece",
+        "class-wise ECE",
+        lambda o: (
+            NAN if o.gaps is None else np.abs(o.gaps).sum() / len(o) / len(o.gaps)
+        ),
+        "lower",
+        "%",
+        resample=False,
+    ),
     Metric("brier", "Brier score", lambda o: o.brier, "lower"),
     Metric("nll", "negative log-likelihood", lambda o: o.nll, "lower", "nats"),
     Metric("utility_gap", "promised minus realised utility", _gap, "none"),
-    Metric("utility_gap_by_region", "predicted {}",
-           lambda o: {name: _gap(o, rows) for name, rows in regions(o, "thirds", o.likeliest)},
-           "none", parent="utility_gap"),
-    Metric("utility_gap_by_action", "action {}",
-           _gap_by_action, "none", parent="utility_gap"),
-    Metric("ece_paper", "ECE as in the paper", lambda o: ece_paper(o.entropy, o.right), "lower", "%", resample=False,
-           table=False),
-    Metric("ece_by_true_region", "true {}",
-           lambda o: {name: _ece(o, rows).value for name, rows in regions(o, "thirds")},
-           "lower", "%", "ece_paper", resample=False, table=False),
+    Metric(
+        "utility_gap_by_region",
+        "predicted {}",
+        lambda o: {
+            name: _gap(o, rows) for name, rows in regions(o, "thirds", o.likeliest)
+        },
+        "none",
+        parent="utility_gap",
+    ),
+    Metric(
+        "utility_gap_by_action",
+        "action {}",
+        _gap_by_action,
+        "none",
+        parent="utility_gap",
+    ),
+    Metric(
+        "ece_paper",
+        "ECE as in the paper",
+        lambda o: ece_paper(o.entropy, o.right),
+        "lower",
+        "%",
+        resample=False,
+        table=False,
+    ),
+    Metric(
+        "ece_by_true_region",
+        "true {}",
+        lambda o: {name: _ece(o, rows).value for name, rows in regions(o, "thirds")},
+        "lower",
+        "%",
+        "ece_paper",
+        resample=False,
+        table=False,
+    ),
     Metric("group_rates", "{}", _group_rates, "none", "%"),
 ):
     register_metric(_metric)
-# fmt: on

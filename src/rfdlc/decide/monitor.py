@@ -438,7 +438,8 @@ class Monitor:
     >>> decider = Decider(Utility.one_hot(2), calibration=None, train_prior=[0.9, 0.1])
     >>> monitor = Monitor(Reference.fit(decider, *model(5000, 0.1)), per_month=30_000)
     >>> monitor.update(Decided.of(decider, model(3000, 0.1)[0])).alarms["class prior"]
-    >>> monitor.update(Decided.of(decider, model(1000, 0.25)[0])).alarms["class prior"] < 4000
+    >>> status = monitor.update(Decided.of(decider, model(1000, 0.25)[0]))
+    >>> status.alarms["class prior"] < 4000
     True
     """
 

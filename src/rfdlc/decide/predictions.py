@@ -98,7 +98,9 @@ class Predictions:
 
     Examples
     --------
-    >>> predictions = Predictions(probabilities=[[0.9, 0.1], [0.2, 0.8]], targets=[0, 1])
+    >>> predictions = Predictions(
+    ...     probabilities=[[0.9, 0.1], [0.2, 0.8]], targets=[0, 1]
+    ... )
     >>> predictions
     Predictions(1 particle, 2 samples, 2 classes, probabilities, with targets)
     """
@@ -339,7 +341,10 @@ def _in_folder(path: Path) -> Path:
         return path / "predictions.npz"
     raise InputError(
         runs_inside(path)
-        or f"{path}: has no predictions.npz: its data had no test split, or the training is not finished (then `rfdlc resume {path}`). For labelled samples: `rfdlc predict {path} DATA --out scored.npz`, then scored.npz with --decider {path}/decider.json"
+        or f"{path}: has no predictions.npz: its data had no test split, or the"
+        f" training is not finished (then `rfdlc resume {path}`). For labelled"
+        f" samples: `rfdlc predict {path} DATA --out scored.npz`, then scored.npz"
+        f" with --decider {path}/decider.json"
     )
 
 

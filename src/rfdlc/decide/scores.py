@@ -261,7 +261,10 @@ def class_columns(columns: Sequence[str]) -> list[str]:
     """The columns that are classes, by name alone. Others were kept beside them where
     `rfdlc_scores` divides the two.
 
-    >>> class_columns(["id", "cat", "dog", "action", "expected_utility"]), class_columns(["cat", "action"])
+    >>> (
+    ...     class_columns(["id", "cat", "dog", "action", "expected_utility"]),
+    ...     class_columns(["cat", "action"]),
+    ... )
     (['cat', 'dog'], ['cat', 'action'])
     >>> class_columns(["cat", "dog", "rfdlc_scores", "site"])
     ['cat', 'dog']

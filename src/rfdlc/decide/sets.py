@@ -308,7 +308,9 @@ class SetUtility:
     >>> sets = SetUtility.of("u65", 3)
     >>> [round(each, 2) for each in sets.discount]
     [1.0, 0.65, 0.47]
-    >>> sets.members(np.array([[0.5, 0.45, 0.05], [0.9, 0.05, 0.05]]), Utility.one_hot(3)).tolist()
+    >>> sets.members(
+    ...     np.array([[0.5, 0.45, 0.05], [0.9, 0.05, 0.05]]), Utility.one_hot(3)
+    ... ).tolist()
     [[True, True, False], [True, False, False]]
     """
 
@@ -486,7 +488,9 @@ def as_sets(given: Any, classes: int) -> Sets:
 def set_texts(members: Mask, classes: Classes) -> list[str]:
     """Each set as a JSON list of names, which any name is safe in.
 
-    >>> set_texts(np.array([[True, True], [False, True]]), Classes(("cat", "dog, or so")))
+    >>> set_texts(
+    ...     np.array([[True, True], [False, True]]), Classes(("cat", "dog, or so"))
+    ... )
     ['["cat", "dog, or so"]', '["dog, or so"]']
     """
     names = np.array(

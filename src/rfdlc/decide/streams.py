@@ -59,8 +59,11 @@ class StreamController:
     >>> rng = np.random.default_rng(0)
     >>> p = rng.dirichlet([1, 1, 1], 4000)
     >>> decider = Decider(Utility.one_hot(3).with_expert("doctor", confusion=0.95))
-    >>> controller = StreamController(decider.fit_budget(p, p.argmax(axis=1), budget="5%"))
-    >>> handed = controller.decide(rng.dirichlet([9, 9, 9], 4000)) == 3  # harder samples: the price rises
+    >>> controller = StreamController(
+    ...     decider.fit_budget(p, p.argmax(axis=1), budget="5%")
+    ... )
+    >>> harder = rng.dirichlet([9, 9, 9], 4000)  # the price of a hand-over rises
+    >>> handed = controller.decide(harder) == 3
     >>> bool(abs(handed[2000:].mean() - 0.05) <= 0.005)
     True
     """

@@ -243,7 +243,9 @@ class FeatureDistance:
     --------
     >>> rng = np.random.default_rng(0)
     >>> y = rng.integers(0, 3, 300)
-    >>> distance = FeatureDistance.fit(rng.normal(size=(300, 8)) + 9 * np.eye(3, 8)[y], y)
+    >>> distance = FeatureDistance.fit(
+    ...     rng.normal(size=(300, 8)) + 9 * np.eye(3, 8)[y], y
+    ... )
     >>> near, far = distance(rng.normal(size=(2, 8)) + 9 * np.eye(8)[[0, 7]])
     >>> bool(near < far)
     True

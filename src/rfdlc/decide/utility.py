@@ -242,7 +242,9 @@ class Utility:
         Examples
         --------
         >>> utility = Utility([[1, 0], [-5, 1]], ["healthy", "ill"])
-        >>> utility.with_expert("radiologist", confusion=[[0.9, 0.1], [0.05, 0.95]], cost=0.1).matrix[:, 2]
+        >>> utility.with_expert(
+        ...     "radiologist", confusion=[[0.9, 0.1], [0.05, 0.95]], cost=0.1
+        ... ).matrix[:, 2]
         array([0.8, 0.6])
         """
         count, own = len(self.classes), self.class_action
@@ -422,7 +424,8 @@ class Utility:
         """Actions that hand over and never have the highest expected utility, each with
         one that is always better.
 
-        >>> Utility.one_hot(["cat", "dog"]).with_abstain(0.5).with_abstain(0.4, "ask").dominated
+        >>> utility = Utility.one_hot(["cat", "dog"]).with_abstain(0.5)
+        >>> utility.with_abstain(0.4, "ask").dominated
         {'ask': 'abstain'}
         """
         found = dict[str, str]()

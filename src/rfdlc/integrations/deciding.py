@@ -83,8 +83,12 @@ class DecideTable:
     --------
     >>> import pyarrow
     >>> from rfdlc import Utility
-    >>> decide = DecideTable(Decider(Utility([[1, 0], [-5, 1]], ["healthy", "ill"])), keep=["id"])
-    >>> decide(pyarrow.table({"id": [7, 8], "healthy": [0.9, 0.7], "ill": [0.1, 0.3]})).select([0, 1]).to_pydict()
+    >>> decide = DecideTable(
+    ...     Decider(Utility([[1, 0], [-5, 1]], ["healthy", "ill"])), keep=["id"]
+    ... )
+    >>> decide(
+    ...     pyarrow.table({"id": [7, 8], "healthy": [0.9, 0.7], "ill": [0.1, 0.3]})
+    ... ).select([0, 1]).to_pydict()
     {'id': [7, 8], 'action': ['healthy', 'ill']}
     """
 

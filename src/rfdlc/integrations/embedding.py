@@ -120,7 +120,13 @@ def embed(
     --------
     >>> from tempfile import mkdtemp
     >>> import rfdlc
-    >>> done = embed("digits-lt", f"{mkdtemp()}/digits.npz", backbone="resnet8", channels=1, image_size=8)
+    >>> done = embed(
+    ...     "digits-lt",
+    ...     f"{mkdtemp()}/digits.npz",
+    ...     backbone="resnet8",
+    ...     channels=1,
+    ...     image_size=8,
+    ... )
     >>> done.samples, rfdlc.load(done.path).input_shape
     (885, (64,))
     """

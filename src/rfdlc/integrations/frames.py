@@ -14,7 +14,8 @@ def on_frame(frame: Any, function: Callable[[Any], Any]) -> Any:
     >>> from rfdlc import Decider, Utility
     >>> from rfdlc.integrations.deciding import DecideTable
     >>> decide = DecideTable(Decider(Utility([[1, 0], [-5, 1]], ["healthy", "ill"])))
-    >>> on_frame(pandas.DataFrame({"healthy": [0.9, 0.7], "ill": [0.1, 0.3]}), decide)["action"].tolist()
+    >>> frame = pandas.DataFrame({"healthy": [0.9, 0.7], "ill": [0.1, 0.3]})
+    >>> on_frame(frame, decide)["action"].tolist()
     ['healthy', 'ill']
     """
     from pyarrow import Table

@@ -207,7 +207,10 @@ def stacked(samples: Any, shape: Sequence[int]) -> Any:
     """Samples as one array (N, *shape); images with the channels last, as Ray reads
     them, or without, are turned.
 
-    >>> stacked(np.zeros((2, 8, 9, 3)), (3, 8, 9)).shape, stacked(np.zeros((5, 8, 9)), (1, 8, 9)).shape
+    >>> (
+    ...     stacked(np.zeros((2, 8, 9, 3)), (3, 8, 9)).shape,
+    ...     stacked(np.zeros((5, 8, 9)), (1, 8, 9)).shape,
+    ... )
     ((2, 3, 8, 9), (5, 1, 8, 9))
     """
     array = np.stack(list(samples))

@@ -1,8 +1,10 @@
 """cross_validate: a run per fold, and the predictions of all samples by runs that have
 not seen them.
 
-fold-0, fold-1, ...  run folders                    predictions.npz  out-of-fold probabilities, calibrated and corrected
-decider.json         what decides them              metrics.json     their metrics, and those of each fold
+fold-0, fold-1, ...  run folders
+predictions.npz      out-of-fold probabilities, calibrated and corrected
+decider.json         what decides them
+metrics.json         their metrics, and those of each fold
 """
 
 import json

@@ -40,7 +40,8 @@ tags: [rfdlc, long-tailed, cost-sensitive, calibration]
 
 # {{name}}
 
-A calibrated ensemble for {{classes}} classes: `rfdlc.Model.from_pretrained("{{name}}")`.
+A calibrated ensemble for {{classes}} classes: \
+`rfdlc.Model.from_pretrained("{{name}}")`.
 {DECIDES}
 Safetensors and JSON only: loading runs no code of this folder.
 """

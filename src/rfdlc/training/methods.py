@@ -370,131 +370,306 @@ MIXED = {
 METHODS: dict[str, Method] = {
     # one network, one stage
     "ce": Method("cross-entropy, one network", "the plain baseline", _PLAIN),
-    "ce-balanced": Method("cross-entropy on balanced samples", "Kang et al. 2020", {**_PLAIN, "sampling": "balanced"}),
-    "mixup": Method("cross-entropy on mixed pairs of samples", "Zhang et al. 2018", {**_PLAIN, "mixup": 1.0}),
-    "focal": Method("hard samples weigh more", "Lin et al. 2017", {**_PLAIN, "focal": 1.0}),
+    "ce-balanced": Method(
+        "cross-entropy on balanced samples",
+        "Kang et al. 2020",
+        {**_PLAIN, "sampling": "balanced"},
+    ),
+    "mixup": Method(
+        "cross-entropy on mixed pairs of samples",
+        "Zhang et al. 2018",
+        {**_PLAIN, "mixup": 1.0},
+    ),
+    "focal": Method(
+        "hard samples weigh more", "Lin et al. 2017", {**_PLAIN, "focal": 1.0}
+    ),
     "cb": Method("weights by the effective number of samples", "Cui et al. 2019", _CB),
-    "cb-focal": Method("focal loss weighted by the effective number", "Cui et al. 2019", {**_CB, "focal": 1.0}),
+    "cb-focal": Method(
+        "focal loss weighted by the effective number",
+        "Cui et al. 2019",
+        {**_CB, "focal": 1.0},
+    ),
     "ldam": Method("larger margins for rarer classes", "Cao et al. 2019", _LDAM),
-    "ldam-drw": Method("LDAM, class weights late in the training", "Cao et al. 2019", _LDAM_DRW),
-    "la": Method("the prior inside the likelihood", "Menon et al. 2021", {**_PLAIN, "prior_tau": (1.0,)}),
-    "balanced-softmax": Method("counts in the softmax: LA, tau 1", "Ren et al. 2020", {**_PLAIN, "prior_tau": (1.0,)}),
+    "ldam-drw": Method(
+        "LDAM, class weights late in the training", "Cao et al. 2019", _LDAM_DRW
+    ),
+    "la": Method(
+        "the prior inside the likelihood",
+        "Menon et al. 2021",
+        {**_PLAIN, "prior_tau": (1.0,)},
+    ),
+    "balanced-softmax": Method(
+        "counts in the softmax: LA, tau 1",
+        "Ren et al. 2020",
+        {**_PLAIN, "prior_tau": (1.0,)},
+    ),
     # plain training, another decision
-    "la-posthoc": Method("cross-entropy, the prior divided out", "Menon et al. 2021", _PLAIN, target_prior="uniform"),
-    "elkan": Method("cross-entropy, then least expected cost", "Elkan 2001", _PLAIN, utility=_COSTS),
-    "reweighted-elkan": Method("CB, then least expected cost", "Elkan 2001 after Cui et al. 2019", _CB, utility=_COSTS),
+    "la-posthoc": Method(
+        "cross-entropy, the prior divided out",
+        "Menon et al. 2021",
+        _PLAIN,
+        target_prior="uniform",
+    ),
+    "elkan": Method(
+        "cross-entropy, then least expected cost", "Elkan 2001", _PLAIN, utility=_COSTS
+    ),
+    "reweighted-elkan": Method(
+        "CB, then least expected cost",
+        "Elkan 2001 after Cui et al. 2019",
+        _CB,
+        utility=_COSTS,
+    ),
     "cobb": Method(
-        "cross-entropy, then the largest log expected gain", "Cobb et al. 2018", _PLAIN, utility=_COSTS, rule="cobb",
+        "cross-entropy, then the largest log expected gain",
+        "Cobb et al. 2018",
+        _PLAIN,
+        utility=_COSTS,
+        rule="cobb",
     ),
     "tau-norm": Method(
-        "cross-entropy, then class weights of more equal length", "Kang et al. 2020", _PLAIN, "uniform",
-        stages=(Stage(finalize=lambda net, config: normalise_head(net, config.method_options["tau"])),),
-        options={"tau": Option(1.0, "exponent of the length by which class weights are divided", high=2)},
+        "cross-entropy, then class weights of more equal length",
+        "Kang et al. 2020",
+        _PLAIN,
+        "uniform",
+        stages=(
+            Stage(
+                finalize=lambda net, config: normalise_head(
+                    net, config.method_options["tau"]
+                )
+            ),
+        ),
+        options={
+            "tau": Option(
+                1.0, "exponent of the length by which class weights are divided", high=2
+            )
+        },
     ),
     # two stages
     "crt": Method(
-        "cross-entropy, then a new head on balanced samples", "Kang et al. 2020", _PLAIN,
-        stages=(Stage(), _NEW_HEAD), options=_HEAD_EPOCHS,
+        "cross-entropy, then a new head on balanced samples",
+        "Kang et al. 2020",
+        _PLAIN,
+        stages=(Stage(), _NEW_HEAD),
+        options=_HEAD_EPOCHS,
     ),
     "srepr": Method(
-        "mean weights of the last epochs, then a new head on stochastic representations", "Nam et al. 2023",
-        {**_PLAIN, "schedule": "swa"}, "uniform",
-        stages=(Stage(weight_averaging=True), replace(
-            _NEW_HEAD, swag_samples="swag_samples",
-            loss=lambda config, *_: SelfDistillation(config.particles, config.method_options["distillation"]),
-        )),
+        (
+            "mean weights of the last epochs,"
+            " then a new head on stochastic representations"
+        ),
+        "Nam et al. 2023",
+        {**_PLAIN, "schedule": "swa"},
+        "uniform",
+        stages=(
+            Stage(weight_averaging=True),
+            replace(
+                _NEW_HEAD,
+                swag_samples="swag_samples",
+                loss=lambda config, *_: SelfDistillation(
+                    config.particles, config.method_options["distillation"]
+                ),
+            ),
+        ),
         options={
             **_HEAD_EPOCHS,
-            "swag_samples": Option(5, "networks sampled around the mean weights", low=1),
-            "distillation": Option(1.0, "factor of the divergence from the mean prediction of the samples"),
+            "swag_samples": Option(
+                5, "networks sampled around the mean weights", low=1
+            ),
+            "distillation": Option(
+                1.0, "factor of the divergence from the mean prediction of the samples"
+            ),
         },
     ),
     # experts
     "ride": Method(
-        "diverse experts, then a router that asks as many as a sample needs", "Wang et al. 2021",
-        {**_LDAM_DRW, **_THREE, "shared_stages": 2}, loss=factories.diverse_experts, combination=factories.routed,
-        stages=(Stage(), Stage(
-            "router_epochs", "router", _BALANCED, learning_rate_factor="router_learning_rate_factor",
-            loss=lambda config, *_: Routing(config.method_options["router_positive_weight"]),
-        )),
+        "diverse experts, then a router that asks as many as a sample needs",
+        "Wang et al. 2021",
+        {**_LDAM_DRW, **_THREE, "shared_stages": 2},
+        loss=factories.diverse_experts,
+        combination=factories.routed,
+        stages=(
+            Stage(),
+            Stage(
+                "router_epochs",
+                "router",
+                _BALANCED,
+                learning_rate_factor="router_learning_rate_factor",
+                loss=lambda config, *_: Routing(
+                    config.method_options["router_positive_weight"]
+                ),
+            ),
+        ),
         options={
             "diversity": Option(0.2, "factor of the divergence between experts"),
             "temperature_share": _TEMPERATURE_SHARE,
-            "router_epochs": Option(5, "epochs of the second stage, which trains the router", low=1),
-            "router_learning_rate_factor": Option(0.1, "factor of the learning rate in the second stage"),
-            "router_positive_weight": Option(100.0, "weight of samples that a later expert would get right"),
-            "router_choices": Option(30, "largest mean logits that the router sees", low=1),
+            "router_epochs": Option(
+                5, "epochs of the second stage, which trains the router", low=1
+            ),
+            "router_learning_rate_factor": Option(
+                0.1, "factor of the learning rate in the second stage"
+            ),
+            "router_positive_weight": Option(
+                100.0, "weight of samples that a later expert would get right"
+            ),
+            "router_choices": Option(
+                30, "largest mean logits that the router sees", low=1
+            ),
             "router_hidden": Option(16, "hidden units of the router", low=1),
         },
     ),
     "tlc": Method(
-        "evidential experts, engaged while a sample is uncertain", "Li et al. 2022",
-        {**_LDAM_DRW, **_THREE, "shared_stages": 1}, loss=factories.evidential_experts,
+        "evidential experts, engaged while a sample is uncertain",
+        "Li et al. 2022",
+        {**_LDAM_DRW, **_THREE, "shared_stages": 1},
+        loss=factories.evidential_experts,
         combination=lambda config, *_: Evidential(config.method_options["eta"]),
         options={
             "diversity": Option(0.01, "factor of the divergence between experts"),
             "temperature_share": _TEMPERATURE_SHARE,
-            "divergence": Option(0.05, "Dirichlet divergence's factor: epoch * divergence / (late + annealing)", 1e-9),
-            "annealing": Option(500.0, "epochs added to the late epoch in that factor", low=1),
-            "threshold": Option(0.54, "an expert is engaged above this share of the largest uncertainty", high=1),
-            "eta": Option(0.2, "temperature of the weights of experts in the prediction", low=1e-6),
+            "divergence": Option(
+                0.05,
+                "Dirichlet divergence's factor:"
+                " epoch * divergence / (late + annealing)",
+                1e-9,
+            ),
+            "annealing": Option(
+                500.0, "epochs added to the late epoch in that factor", low=1
+            ),
+            "threshold": Option(
+                0.54,
+                "an expert is engaged above this share of the largest uncertainty",
+                high=1,
+            ),
+            "eta": Option(
+                0.2, "temperature of the weights of experts in the prediction", low=1e-6
+            ),
         },
     ),
     "ace": Method(
-        "experts on nested groups of classes", "Cai et al. 2021", {**_THREE, "shared_stages": 2, "schedule": "step"},
+        "experts on nested groups of classes",
+        "Cai et al. 2021",
+        {**_THREE, "shared_stages": 2, "schedule": "step"},
         loss=lambda config, classes, _: NestedExperts(
             nested_groups(classes, config.particles), config.method_options["silence"]
         ),
-        combination=lambda config, classes, *_: GroupMean(nested_groups(classes, config.particles)),
-        options={"silence": Option(1.0, "factor of squared logits of classes outside an expert's group")},
+        combination=lambda config, classes, *_: GroupMean(
+            nested_groups(classes, config.particles)
+        ),
+        options={
+            "silence": Option(
+                1.0, "factor of squared logits of classes outside an expert's group"
+            )
+        },
     ),
     # ensembles
-    "ensemble-cb": Method("three independent CB networks", "the paper's ablation", {**_CB, **_THREE}),
-    "ensemble-ldam": Method("three independent LDAM-DRW networks", "the paper's ablation", {**_LDAM_DRW, **_THREE}),
+    "ensemble-cb": Method(
+        "three independent CB networks", "the paper's ablation", {**_CB, **_THREE}
+    ),
+    "ensemble-ldam": Method(
+        "three independent LDAM-DRW networks",
+        "the paper's ablation",
+        {**_LDAM_DRW, **_THREE},
+    ),
     "balpoe": Method(
-        "experts for three class priors, whose product is balanced; mixup", "Aimar et al. 2023",
+        "experts for three class priors, whose product is balanced; mixup",
+        "Aimar et al. 2023",
         {**_EXPERTS, "prior_tau": (0.0, 1.0, 2.0), "mixup": 0.4},
     ),
     "mdcs": Method(
-        "experts for three class priors, each consistent with its own right predictions of a weaker view",
+        (
+            "experts for three class priors,"
+            " each consistent with its own right predictions of a weaker view"
+        ),
         "Zhao et al. 2023",
-        {**_EXPERTS, "prior_tau": (-0.5, 1.0, 2.5), "milestones": (0.5, 0.8, 0.95), "cutout": 0.5,
-         "consistency": 0.6, "consistency_ramp": 0.05},
+        {
+            **_EXPERTS,
+            "prior_tau": (-0.5, 1.0, 2.5),
+            "milestones": (0.5, 0.8, 0.95),
+            "cutout": 0.5,
+            "consistency": 0.6,
+            "consistency_ramp": 0.05,
+        },
     ),
     "ncl": Method(
-        "experts that agree, on all classes and on the hardest ones of each sample", "Li et al. 2022",
-        {**_EXPERTS, "shared_stages": 0, "prior_tau": (1.0,), "cutout": 0.5, "weight_decay": 2e-4},
+        "experts that agree, on all classes and on the hardest ones of each sample",
+        "Li et al. 2022",
+        {
+            **_EXPERTS,
+            "shared_stages": 0,
+            "prior_tau": (1.0,),
+            "cutout": 0.5,
+            "weight_decay": 2e-4,
+        },
         loss=lambda config, classes, _: NestedCollaboration(
-            classes.count_array, max(2, round(config.method_options["hard"] * len(classes))),
+            classes.count_array,
+            max(2, round(config.method_options["hard"] * len(classes))),
             config.method_options["agreement"],
         ),
         options={
-            "hard": Option(0.3, "share of the classes that are the hardest of a sample", low=1e-6, high=1),
+            "hard": Option(
+                0.3,
+                "share of the classes that are the hardest of a sample",
+                low=1e-6,
+                high=1,
+            ),
             "agreement": Option(0.6, "factor of the divergence between experts"),
         },
     ),
     "repulsive-predictions": Method(
-        "the prior inside the likelihood; particles repelled in their predictions", "D'Angelo and Fortuin 2021",
-        {**_RF_DLC, "prior_tau": (1.0,), "repulsion": "predictions", "repulsion_strength": 0.1},
+        "the prior inside the likelihood; particles repelled in their predictions",
+        "D'Angelo and Fortuin 2021",
+        {
+            **_RF_DLC,
+            "prior_tau": (1.0,),
+            "repulsion": "predictions",
+            "repulsion_strength": 0.1,
+        },
     ),
     "rf-dlc-paper": Method(
-        "the paper as its authors ran it: margins, deferred weights 1/n, deferred utility, repulsion on head weights",
+        (
+            "the paper as its authors ran it: margins, deferred weights 1/n,"
+            " deferred utility, repulsion on head weights"
+        ),
         "RF-DLC, sections 3 and 4 and its authors' code",
-        {**_RF_DLC, **_LDAM, "weights": "linear", "deferred": 0.8, "utility_weights": "columns"},
+        {
+            **_RF_DLC,
+            **_LDAM,
+            "weights": "linear",
+            "deferred": 0.8,
+            "utility_weights": "columns",
+        },
     ),
     "rf-dlc": Method(
-        "our default: the prior inside the likelihood, mixup, repulsion; calibrated, then decided by expected utility",
+        (
+            "our default: the prior inside the likelihood, mixup, repulsion;"
+            " calibrated, then decided by expected utility"
+        ),
         "RF-DLC with the target prior in the likelihood (docs/training.md)",
-        {**_RF_DLC, "prior_tau": (1.0,), "mixup": 0.4, "calibration": "prior-corrected-temperature"},
+        {
+            **_RF_DLC,
+            "prior_tau": (1.0,),
+            "mixup": 0.4,
+            "calibration": "prior-corrected-temperature",
+        },
         mixes=True,
     ),
     "rf-dlc-strong": Method(
-        "rf-dlc for images, trained longer on stronger augmentation", "rf-dlc with RandAugment and Cutout",
-        {**_RF_DLC, "prior_tau": (1.0,), "mixup": 0.1, "weight_decay": 1e-3, "epochs": 400,
-         "augment": "crop-randaugment", "magnitude": 1.0, "cutout": 0.5,
-         "combine": "mean-logits", "calibration": "prior-corrected-temperature"},
+        "rf-dlc for images, trained longer on stronger augmentation",
+        "rf-dlc with RandAugment and Cutout",
+        {
+            **_RF_DLC,
+            "prior_tau": (1.0,),
+            "mixup": 0.1,
+            "weight_decay": 1e-3,
+            "epochs": 400,
+            "augment": "crop-randaugment",
+            "magnitude": 1.0,
+            "cutout": 0.5,
+            "combine": "mean-logits",
+            "calibration": "prior-corrected-temperature",
+        },
     ),
-}  # fmt: skip
+}
 
 
 def find_method(name: str, run: Path | None = None) -> Method:

@@ -1,14 +1,22 @@
 """Run: a training in its folder. The folder is all that commands share; every file is
 written whole or not at all.
 
-config.json        method, settings, where the data came from      classes.json       names and training counts
-last.ckpt          all that continues the training (safetensors)   epoch-N.ckpt       checkpoints that were kept
-history.csv        one row per epoch                               held-out.npz       predictions of held-out data
-model.safetensors  the trained weights                             decider.json       calibration and combination
-predictions.npz    particle logits of the test split               metrics.json       their metrics
-environment.json   versions and hardware                           pretrained.safetensors  the weights it started from
-embedding.*        the weights that made its features              choice.json        of a table: candidates, weights
-tuning.json        trials before it, and what they chose           familiarity.safetensors  fitted to training samples
+config.json              method, settings, where the data came from
+classes.json             names and training counts
+last.ckpt                all that continues the training (safetensors)
+epoch-N.ckpt             checkpoints that were kept
+history.csv              one row per epoch
+held-out.npz             predictions of held-out data
+model.safetensors        the trained weights
+decider.json             calibration and combination
+predictions.npz          particle logits of the test split
+metrics.json             their metrics
+environment.json         versions and hardware
+pretrained.safetensors   the weights it started from
+embedding.*              the weights that made its features
+choice.json              of a table: candidates, weights
+tuning.json              trials before it, and what they chose
+familiarity.safetensors  fitted to training samples
 """
 
 import hashlib
@@ -443,10 +451,9 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     one, is wrong.
     """
     with safe_open(path, framework="pt") as file:
-        meta, tensors = (
-            file.metadata() or {},
-            {key: file.get_tensor(key) for key in file.keys()},
-        )
+        names = file.keys()
+        tensors = {name: file.get_tensor(name) for name in names}
+        meta = file.metadata() or {}
     damaged = (
         f"{path} is damaged: its checksum is wrong; restore it from a copy, or train"
         " the run again"

@@ -209,9 +209,11 @@ def write_script(folder: Path, file: Path, jobs: int, runs_per_job: int) -> Path
             str(runs_per_job),
         ]
     )
+    job_name = re.sub(r"[^A-Za-z0-9_.-]", "-", file.stem)
+    log = shlex.quote(str(folder / "slurm-%a.log"))
     text = f"""#!/bin/bash
-#SBATCH --array=0-{jobs - 1} --requeue --job-name={re.sub(r"[^A-Za-z0-9_.-]", "-", file.stem)}
-#SBATCH --gpus-per-task=1 --cpus-per-task=8 --output={shlex.quote(str(folder / "slurm-%a.log"))}
+#SBATCH --array=0-{jobs - 1} --requeue --job-name={job_name}
+#SBATCH --gpus-per-task=1 --cpus-per-task=8 --output={log}
 rfdlc {given} --job "$SLURM_ARRAY_TASK_ID"
 """
     with replacing(folder / SCRIPT) as beside:
@@ -223,9 +225,11 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     """Means and standard deviations over the finished seeds, with their number, best
     first by the held-out loss.
 
-    >>> rows = [{"run": str(s), "state": "finished", "lr": 1, "seed": s, "held_out_nll": 1.0 + s} for s in (0, 2)]
+    >>> run = {"run": "a", "state": "finished", "lr": 1, "seed": 0, "held_out_nll": 1.0}
+    >>> rows = [run, {**run, "run": "b", "seed": 2, "held_out_nll": 3.0}]
     >>> summary(rows)
-    [{'lr': 1, 'seeds': 2, 'held_out_nll': 2.0, 'held_out_nll_deviation': 1.4142135623730951}]
+    [{'lr': 1, 'seeds': 2, 'held_out_nll': 2.0,
+      'held_out_nll_deviation': 1.4142135623730951}]
     """
     groups: dict[str, tuple[Row, list[Row]]] = {}
     for row in (row for row in rows if row["state"] == "finished"):

@@ -224,7 +224,10 @@ def train_many(
     Examples
     --------
     >>> from tempfile import mkdtemp
-    >>> specs = [RunSpec(f"{mkdtemp()}/run", "ce", {"seed": seed, "epochs": 2}) for seed in (0, 1)]
+    >>> specs = [
+    ...     RunSpec(f"{mkdtemp()}/run", "ce", {"seed": seed, "epochs": 2})
+    ...     for seed in (0, 1)
+    ... ]
     >>> [model.config.seed for model in train_many("digits-lt", specs)]
     [0, 1]
     """

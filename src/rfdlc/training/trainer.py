@@ -566,7 +566,9 @@ def _plan(stack: Stack, waiting: int) -> dict[str, str]:
         else ""
     )
     net, shared = model.net, len(model.net.trunk)
-    network = f"{net.name}{f' at {run.config.image_size} pixels' if run.config.image_size else ''}"
+    network = net.name
+    if run.config.image_size:
+        network += f" at {run.config.image_size} pixels"
     random = ", random weights" if net.name.startswith(PREFIX) else ""
     network += (
         f", pretrained ({run.config.pretrained})" if run.start is not None else random

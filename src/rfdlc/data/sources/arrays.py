@@ -39,7 +39,10 @@ ROLES |= {
     "names": "names",
     "classes": "names",
 }
-ORGANS = "bladder,femur-left,femur-right,heart,kidney-left,kidney-right,liver,lung-left,lung-right,pancreas,spleen"
+ORGANS = (
+    "bladder,femur-left,femur-right,heart,kidney-left,kidney-right,liver,"
+    "lung-left,lung-right,pancreas,spleen"
+)
 # The files of MedMNIST hold numbers only. These are the names in its own description.
 MEDMNIST = {
     "dermamnist": "akiec,bcc,bkl,df,mel,nv,vasc",

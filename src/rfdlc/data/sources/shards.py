@@ -161,10 +161,8 @@ def read(
         _class_names(path, labels, named, len(labels)),
         (path if path.is_dir() else path.parent).resolve(),
     )
-    notes = [
-        "shards:"
-        f" {', '.join(f'{len(found.packed.files)} of {split}' for split, found in splits.items())}"
-    ]
+    counts = [f"{len(part.packed.files)} of {split}" for split, part in splits.items()]
+    notes = [f"shards: {', '.join(counts)}"]
     how = ImageOptions(image_size, fit, interpolation, cache, skip_broken)
     data = read_images(
         path.stem, root, listed, names, how, notes, broken, packed=packed

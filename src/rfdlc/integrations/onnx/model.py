@@ -81,7 +81,8 @@ class OnnxModel:
     Examples
     --------
     >>> model = OnnxModel.load("model.onnx")  # doctest: +SKIP
-    >>> [model.utility.actions[a] for a in model.decide(images).action]  # doctest: +SKIP
+    >>> chosen = model.decide(images).action  # doctest: +SKIP
+    >>> [model.utility.actions[index] for index in chosen]  # doctest: +SKIP
     """
 
     def __init__(self, session: Any, metadata: Mapping[str, Any], path: Path) -> None:

@@ -121,7 +121,9 @@ def report(
     --------
     >>> from tempfile import TemporaryDirectory
     >>> from rfdlc import Predictions
-    >>> predictions = Predictions(probabilities=[[0.9, 0.1], [0.3, 0.7]], targets=[0, 1])
+    >>> predictions = Predictions(
+    ...     probabilities=[[0.9, 0.1], [0.3, 0.7]], targets=[0, 1]
+    ... )
     >>> with TemporaryDirectory() as folder:
     ...     report(predictions, out=f"{folder}/report.html").name
     'report.html'
@@ -486,4 +488,6 @@ def _encode(image: Any) -> str:
         optimize=True,
         **({} if tiny else {"quality": 80}),
     )
-    return f"data:image/{'png' if tiny else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+    kind = "png" if tiny else "jpeg"
+    content = base64.b64encode(file.getvalue()).decode("ascii")
+    return f"data:image/{kind};base64,{content}"

@@ -216,8 +216,12 @@ def compare(
 
     Examples
     --------
-    >>> a = Predictions(probabilities=[[0.9, 0.1], [0.3, 0.7], [0.6, 0.4]], targets=[0, 1, 1])
-    >>> b = Predictions(probabilities=[[0.9, 0.1], [0.3, 0.7], [0.4, 0.6]], targets=[0, 1, 1])
+    >>> a = Predictions(
+    ...     probabilities=[[0.9, 0.1], [0.3, 0.7], [0.6, 0.4]], targets=[0, 1, 1]
+    ... )
+    >>> b = Predictions(
+    ...     probabilities=[[0.9, 0.1], [0.3, 0.7], [0.4, 0.6]], targets=[0, 1, 1]
+    ... )
     >>> round(compare(a, b)["accuracy"].difference, 3)
     0.333
     """

@@ -281,7 +281,9 @@ class Service:
             load.waiting -= 1
             if reading is None:
                 self._release(length)
-            else:  # a request that is given up counts as held until the thread drops its body
+            else:
+                # A request that is given up counts as held until the thread drops its
+                # body.
                 reading.add_done_callback(
                     lambda _: loop.call_soon_threadsafe(self._release, length)
                 )

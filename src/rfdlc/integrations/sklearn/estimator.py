@@ -142,7 +142,8 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
     --------
     >>> from sklearn.datasets import load_wine
     >>> X, y = load_wine(return_X_y=True)
-    >>> model = RFDLCClassifier("tail-sensitive", backbone="mlp", random_state=0).fit(X, y)
+    >>> model = RFDLCClassifier("tail-sensitive", backbone="mlp", random_state=0)
+    >>> model = model.fit(X, y)
     >>> model.predict(X[:3]), bool(model.score(X, y) > 0.95)
     (array([0, 0, 0]), True)
     """

@@ -50,7 +50,13 @@ def make_utility_scorer(
     >>> from sklearn.model_selection import cross_val_score
     >>> from sklearn.naive_bayes import GaussianNB
     >>> X, y = load_iris(return_X_y=True)
-    >>> cross_val_score(GaussianNB(), X, y, scoring=make_utility_scorer([[1, 0, 0], [0, 1, -5], [0, -2, 1]]), cv=3)
+    >>> cross_val_score(
+    ...     GaussianNB(),
+    ...     X,
+    ...     y,
+    ...     scoring=make_utility_scorer([[1, 0, 0], [0, 1, -5], [0, -2, 1]]),
+    ...     cv=3,
+    ... )
     array([0.58, 0.7 , 0.88])
     """
     return partial(

@@ -239,7 +239,9 @@ class UtilityClassifier(
     >>> from sklearn.datasets import load_breast_cancer
     >>> from sklearn.linear_model import LogisticRegression
     >>> X, y = load_breast_cancer(return_X_y=True)
-    >>> model = UtilityClassifier(LogisticRegression(solver="newton-cg"), utility=[[1, -9, 0], [0, 1, 0]]).fit(X, y)
+    >>> model = UtilityClassifier(
+    ...     LogisticRegression(solver="newton-cg"), utility=[[1, -9, 0], [0, 1, 0]]
+    ... ).fit(X, y)
     >>> model.predict(X[:5]), model.actions_
     (array([0, 0, 0, 0, 0]), array([ 0,  1, -1]))
     """
