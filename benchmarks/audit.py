@@ -1,7 +1,7 @@
 """A software bill of materials, licences and known vulnerabilities of an environment:
 `make audit`.
 
-    .venv-audit/bin/python benchmarks/audit.py .venv/bin/python        writes build/audit
+    .venv-audit/bin/python benchmarks/audit.py .venv/bin/python   writes build/audit
 
 Runs in an environment with cyclonedx-bom, pip-licenses and pip-audit. The exit code is
 1 where a licence is one that a library must not depend on, or a version has a known

@@ -1,7 +1,8 @@
 """What augmentation takes of an epoch on a GPU: by kernels, an image per program, and
 by operations of torch.
 
-    python benchmarks/augmentation.py --data DIR          results/augmentation.csv; half a minute
+    python benchmarks/augmentation.py --data DIR
+        results/augmentation.csv; half a minute
 
 Five runs of `rf-dlc-strong` on CIFAR100-LT as one stack, 15 ResNet-32. DIR holds
 cifar-100-python/. All batches of an epoch are drawn, augmented and normalised, and

@@ -1,6 +1,7 @@
 """Budgets of hand-overs: shares that are kept, and balanced error beside Chow's rule.
 
-    python benchmarks/budgets.py [--features cifar100-lt.npz]   writes results/budgets.csv, deferral.csv, deferral.png
+    python benchmarks/budgets.py [--features cifar100-lt.npz]
+        writes results/budgets.csv, deferral.csv, deferral.png
 
 shares: ten classes, a long tail that turns around while the stream runs (n = 30,000)
 and, in the last case, samples that become harder every 3,000; a budget of 5%. The share

@@ -17,9 +17,9 @@ Splits count from 100: constants of `auto` were chosen on others.
 
 With RUNs: class-balanced likelihood, cross-validated inside of the held-out data. A RUN
 is a folder with `held-out.npz`: one that an evidence grid trained without a tenth of
-the data, or its light copy (`python -m paper run
-... --logits LOGITS`, then LOGITS/DATA/METHOD/held-out-SEED). Test labels are not read. A row for each run and kind in
-results/calibrations.csv.
+the data, or its light copy (`python -m paper run ... --logits LOGITS`, then
+LOGITS/DATA/METHOD/held-out-SEED). Test labels are not read. A row for each run and kind
+in results/calibrations.csv.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """One classifier, three costs: the picture of the README, and what decisions cost.
 
-    python benchmarks/costs.py          writes results/costs.csv and docs/figures/costs.png
+    python benchmarks/costs.py   writes results/costs.csv and docs/figures/costs.png
 
 Naive Bayes for the 569 breast tumours of scikit-learn (one split: 219 train, 150 fit a
 temperature, 200 are decided). A false alarm costs 1; a missed tumour costs 1, 5 or 25.

@@ -1,8 +1,10 @@
 """How fast the loaders are, beside the plain way, in one run on the same cores;
 appended to results/data.csv.
 
-    python benchmarks/data.py                 resident and streamed loaders on this machine's CPU
-    python benchmarks/data.py --device cuda   the resident loader on the GPU alone (torch, numpy and pillow suffice)
+    python benchmarks/data.py
+        resident and streamed loaders on this machine's CPU
+    python benchmarks/data.py --device cuda
+        the resident loader on the GPU alone (torch, numpy and pillow suffice)
 
 What must hold: resident at least 3x a DataLoader with 2 workers that does the same
 augmentation with pillow (100x one with 8 workers on an H200); streamed at least 85% of

@@ -1,7 +1,8 @@
 """How many photographs one core decodes per second, beside plain pillow (open, resize,
 crop) in the same run.
 
-    python benchmarks/decoding.py --photos DIR    any folder of photographs; they are enlarged to the sizes below
+    python benchmarks/decoding.py --photos DIR
+        any folder of photographs; they are enlarged to the sizes below
 
 CPU time is measured, so that other load matters little. What must hold: at least 2x
 plain pillow on photographs of 1,200 x 900, not slower on 500 x 375, and pixels that

@@ -1,7 +1,9 @@
 """The demo: how its settings were chosen, and its table for other seeds.
 
-    python benchmarks/demo.py choose      writes results/demo-choice.csv, without the demo's test images
-    python benchmarks/demo.py             writes results/demo.csv
+    python benchmarks/demo.py choose
+        writes results/demo-choice.csv, without the demo's test images
+    python benchmarks/demo.py
+        writes results/demo.csv
 
 To choose, 40 other images of every digit take the place of the test images, drawn again
 for every seed.

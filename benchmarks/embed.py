@@ -1,8 +1,10 @@
 """`rfdlc embed` over 5,000 and 20,000 images: speed beside the bare forward pass, peak
 memory, and kill -9 on the way.
 
-    python benchmarks/embed.py              arrays in an .npz file, on a GPU where there is one; results/embed.csv
-    python benchmarks/embed.py --files      JPEG files, results/embed-files.csv
+    python benchmarks/embed.py
+        arrays in an .npz file, on a GPU where there is one; results/embed.csv
+    python benchmarks/embed.py --files
+        JPEG files, results/embed-files.csv
 
 The bare forward pass is the same network on images that are on the device already, in
 the same precision and batches. The speed of `embed` has all that an image costs:

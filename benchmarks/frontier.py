@@ -1,12 +1,19 @@
 """Accuracy against time on long-tailed images: training settings of rf-dlc and of its
 strongest rivals, in stacks.
 
-    python benchmarks/frontier.py choose cifar100-lt --data DIR       rows of frontier-choice.csv, on training data
-    python benchmarks/frontier.py measure cifar100-lt --data DIR      rows of frontier.csv, on the test split
-    python benchmarks/frontier.py views cifar100-lt --data DIR --keep RUNS      frontier-views.csv
-    python benchmarks/frontier.py traded cifar100-lt --keep RUNS      frontier-traded.csv
-    python benchmarks/frontier.py calibrated cifar10-lt --keep RUNS   frontier-calibrated.csv
-    python benchmarks/frontier.py calibrated cifar10-lt --keep RUNS --data DIR --further NAME MORE      the same
+    python benchmarks/frontier.py choose cifar100-lt --data DIR
+        rows of frontier-choice.csv, on training data
+    python benchmarks/frontier.py measure cifar100-lt --data DIR
+        rows of frontier.csv, on the test split
+    python benchmarks/frontier.py views cifar100-lt --data DIR --keep RUNS
+        frontier-views.csv
+    python benchmarks/frontier.py traded cifar100-lt --keep RUNS
+        frontier-traded.csv
+    python benchmarks/frontier.py calibrated cifar10-lt --keep RUNS
+        frontier-calibrated.csv
+    python benchmarks/frontier.py calibrated cifar10-lt --keep RUNS --data DIR \
+        --further NAME MORE
+        the same
 
 DIR holds cifar-100-python/ (and cifar-10-batches-py/ for cifar10-lt); any other source
 of `rfdlc.load` can take the place of cifar100-lt. `choose` never reads the test split.
@@ -201,7 +208,8 @@ MEASURED: dict[str, Row] = {
         {"epochs": 34, **SHORT, **SIX_VIEWS},
     ),
     **{
-        f"short: 3 particles, 2 shared stages, {epochs} epochs, light augmentation, six views": (
+        f"short: 3 particles, 2 shared stages, {epochs} epochs,"
+        " light augmentation, six views": (
             "rf-dlc",
             {"epochs": epochs, "shared_stages": 2, **SHORT, **SIX_VIEWS},
         )

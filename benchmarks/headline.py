@@ -229,7 +229,8 @@ TASKS: dict[str, tuple[str, Callable[[], tuple[str, str]]]] = {
         "features",
         features,
     ),
-    "Three EfficientNet-Lite0 fine-tuned on Caltech101-LT: accuracy, rare classes (%)": (
+    "Three EfficientNet-Lite0 fine-tuned on Caltech101-LT:"
+    " accuracy, rare classes (%)": (
         "finetune",
         photographs,
     ),
@@ -237,7 +238,8 @@ TASKS: dict[str, tuple[str, Callable[[], tuple[str, str]]]] = {
         "frontier",
         scratch,
     ),
-    "Prediction sets for 90%, CIFAR100-LT: coverage averaged over classes, classes in a set": (
+    "Prediction sets for 90%, CIFAR100-LT:"
+    " coverage averaged over classes, classes in a set": (
         "sets",
         sets,
     ),
@@ -245,12 +247,14 @@ TASKS: dict[str, tuple[str, Callable[[], tuple[str, str]]]] = {
         "mislabelled",
         wrong_labels,
     ),
-    "ResNet-32 on CIFAR100-LT, taking a rare class for a frequent one costs 1: mean utility": (
+    "ResNet-32 on CIFAR100-LT, taking a rare class for a frequent one costs 1:"
+    " mean utility": (
         "learn",
         images,
     ),
     "Calibration of 24 tables and models: mean utility": ("calibrators", calibrators),
-    "Recognise images of other data sets (CIFAR-10, DermaMNIST) with a fine-tuned network: AUROC": (
+    "Recognise images of other data sets (CIFAR-10, DermaMNIST)"
+    " with a fine-tuned network: AUROC": (
         "unfamiliar",
         unfamiliar,
     ),

@@ -1,10 +1,13 @@
-"""Hostile input: fuzzed parsers, mixed load on the server, kills and racing writers,
-tests of each known defect.
+"""Hostile input: fuzzed parsers, load on the server, kills, tests of each known defect.
 
-    python benchmarks/hostile.py fuzz --count 100000 --workers 2      every parser of strangers' bytes (`fuzzing.py`)
-    python benchmarks/hostile.py load --minutes 30                    honest and hostile clients (`hostile_load.py`)
-    python benchmarks/hostile.py kills --count 100 --workers 2        kill -9 at random instants; two writers at once
-    python benchmarks/hostile.py lines                                tests of each defect that was found
+    python benchmarks/hostile.py fuzz --count 100000 --workers 2
+        every parser of strangers' bytes (`fuzzing.py`)
+    python benchmarks/hostile.py load --minutes 30
+        honest and hostile clients (`hostile_load.py`)
+    python benchmarks/hostile.py kills --count 100 --workers 2
+        kill -9 at random instants; two writers at once
+    python benchmarks/hostile.py lines
+        tests of each defect that was found
 
 Rows are appended to benchmarks/results/hostile.csv as they come. The exit code is 1
 where one does not hold. Inputs that broke something are kept in build/hostile. The

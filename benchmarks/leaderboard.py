@@ -1,8 +1,10 @@
 """The leaderboard: methods for long-tailed images, published values beside measured
 ones, from the committed results.
 
-    python benchmarks/leaderboard.py            prints docs/leaderboard.md
-    python benchmarks/leaderboard.py --write    writes it, and figures/accuracy-against-time.svg beside it
+    python benchmarks/leaderboard.py
+        prints docs/leaderboard.md
+    python benchmarks/leaderboard.py --write
+        writes it, and figures/accuracy-against-time.svg beside it
 
 Measured values are means over seeds of `paper/results` (the study),
 `results/frontier.csv` and `results/finetune.csv`. Published ones are those of
@@ -73,34 +75,42 @@ UNDRAWN = (
 INTRODUCTION = """<!-- python benchmarks/leaderboard.py --write -->
 # Leaderboard
 
-Here you can compare methods for long-tailed images: published values beside what this library measures.
+Here you can compare methods for long-tailed images: published values beside what this
+library measures.
 
-The first table of a data set is measured here. Values are means and standard deviations over seeds, of the last epoch.
+The first table of a data set is measured here. Values are means and standard deviations
+over seeds, of the last epoch.
 
-- **accuracy**, **tail**, false head rate (**FHR**) and **ECE**, in percent: calibrated on held-out training data and
-  decided for balanced classes.
-- **utility**: mean utility of decisions for a penalty of -1 if a rare class is taken for a frequent one.
-- **seconds**: of one run on one H200, its share where several seeds trained as one stack. Runs beside other jobs
-  have none. They are of the commit in the CSV file: kernels have become about a tenth faster since most rows.
+- **accuracy**, **tail**, false head rate (**FHR**) and **ECE**, in percent: calibrated
+  on held-out training data and decided for balanced classes.
+- **utility**: mean utility of decisions for a penalty of -1 if a rare class is taken
+  for a frequent one.
+- **seconds**: of one run on one H200, its share where several seeds trained as one
+  stack. Runs beside other jobs have none. They are of the commit in the CSV file:
+  kernels have become about a tenth faster since most rows.
 
-The second table has accuracy / tail accuracy / false head rate as published, and beside them as measured here by arg
-max, the decision of the authors. It says what published values were selected on: some are of the best epoch on
-the test set.
+The second table has accuracy / tail accuracy / false head rate as published, and beside
+them as measured here by arg max, the decision of the authors. It says what published
+values were selected on: some are of the best epoch on the test set.
 
-`rf-dlc-strong` trains for 400 epochs on nine tenths of the samples, calibrates on the others, and trains the same
-networks for 400 epochs on all. It predicts from an image, two shifted copies and their mirror images. *Cold refit, no
-shifts*: new networks for the second training, predictions from image and mirror image. *Again*: the first seeds once
-more, in a smaller stack. BalPoE, MDCS and `ncl` train and predict here as `rf-dlc-strong`, 200 epochs. Other methods
-train once and predict from the image alone ([what that gives](methods.md#rf-dlc-paper-rf-dlc-rf-dlc-strong)).
+`rf-dlc-strong` trains for 400 epochs on nine tenths of the samples, calibrates on the
+others, and trains the same networks for 400 epochs on all. It predicts from an image,
+two shifted copies and their mirror images. *Cold refit, no shifts*: new networks for
+the second training, predictions from image and mirror image. *Again*: the first seeds
+once more, in a smaller stack. BalPoE, MDCS and `ncl` train and predict here as
+`rf-dlc-strong`, 200 epochs. Other methods train once and predict from the image alone
+([what that gives](methods.md#rf-dlc-paper-rf-dlc-rf-dlc-strong)).
 
-*Accuracy traded for FHR*: runs of the row above, decided with a penalty for rare samples taken for frequent classes.
-*From* are the accuracy and the FHR of the same runs without it. The penalty is the largest that loses at most half a
-point of the accuracy that is expected of held-out training data (`frontier.py traded`). On test samples the loss can be
-larger. The half point itself was set when the curve of penalties on the test split was known. The penalty of each run
-was not.
+*Accuracy traded for FHR*: runs of the row above, decided with a penalty for rare
+samples taken for frequent classes. *From* are the accuracy and the FHR of the same runs
+without it. The penalty is the largest that loses at most half a point of the accuracy
+that is expected of held-out training data (`frontier.py traded`). On test samples the
+loss can be larger. The half point itself was set when the curve of penalties on the
+test split was known. The penalty of each run was not.
 
-`-` means not published or not measured. Sources: [the study](evidence.md), `benchmarks/frontier.py` and
-`benchmarks/finetune.py` with their CSV files in `benchmarks/results`, and `benchmarks/published.csv`.
+`-` means not published or not measured. Sources: [the study](evidence.md),
+`benchmarks/frontier.py` and `benchmarks/finetune.py` with their CSV files in
+`benchmarks/results`, and `benchmarks/published.csv`.
 """
 SCALES = {
     "accuracy": 100,

@@ -1,10 +1,14 @@
 """CIFAR-LT with ResNet-32: the paper's training and ours, several seeds as one stack,
 on one GPU.
 
-    python benchmarks/learn.py --data DIR --out results.csv --seeds 0 1 2 paper paper-utility
-    python benchmarks/learn.py --data DIR --out held.csv --mode selection --seeds 0 1 tau1 tau1-mixup
-    python benchmarks/learn.py --data DIR --out results.csv --mode refit --seeds 0 1 2 rf-dlc
-    python benchmarks/learn.py --data DIR --out smoke.csv --mode smoke --seeds 0 1 2 paper
+    python benchmarks/learn.py --data DIR --out results.csv \
+        --seeds 0 1 2 paper paper-utility
+    python benchmarks/learn.py --data DIR --out held.csv --mode selection \
+        --seeds 0 1 tau1 tau1-mixup
+    python benchmarks/learn.py --data DIR --out results.csv --mode refit \
+        --seeds 0 1 2 rf-dlc
+    python benchmarks/learn.py --data DIR --out smoke.csv --mode smoke \
+        --seeds 0 1 2 paper
 
 Every method has a configuration of its name for CIFAR100-LT, and with `-cifar10` for
 CIFAR10-LT; docs/methods.md ends with the commands.

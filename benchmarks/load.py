@@ -162,7 +162,8 @@ wrk.headers["Content-Type"] = "application/json"
 local expected, threads = os.getenv("WRK_EXPECTED"), {}
 function setup(thread) table.insert(threads, thread) end
 function response(status, headers, body)
-  if status ~= 200 or not string.find(body, expected, 1, true) then wrong = wrong + 1 end
+  local found = string.find(body, expected, 1, true)
+  if status ~= 200 or not found then wrong = wrong + 1 end
 end
 function done(summary, latency, requests)
   local bad, e = 0, summary.errors

@@ -1,9 +1,10 @@
 """Mislabelled samples: precision of `find_mislabelled` and of cleanlab on the same
 out-of-fold probabilities.
 
-    pip install "rfdlc[benchmarks]" && pip install --target cleanlab-only --no-deps
-    cleanlab tqdm termcolor
-    PYTHONPATH=cleanlab-only python benchmarks/mislabelled.py      writes benchmarks/results/mislabelled.csv (3 minutes)
+    pip install "rfdlc[benchmarks]"
+    pip install --target cleanlab-only --no-deps cleanlab tqdm termcolor
+    PYTHONPATH=cleanlab-only python benchmarks/mislabelled.py
+        writes benchmarks/results/mislabelled.csv (3 minutes)
 
 Digits of scikit-learn, as they are and with a long tail (1:10). 5% of the labels are
 replaced by another class at random; five folds of four classifiers predict all samples.

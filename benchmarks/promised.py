@@ -1,7 +1,8 @@
 """Promised against realised utility on test data, over 20 random utilities: at most
 0.01 apart for calibrated models.
 
-    python benchmarks/promised.py        writes benchmarks/results/promised.csv (two minutes on one core)
+    python benchmarks/promised.py
+        writes benchmarks/results/promised.csv (two minutes on one core)
 
 The promise is the mean expected utility of the decisions, by the model's own
 probabilities. A random utility has 1 for the true class, values from -1 to 0 for the

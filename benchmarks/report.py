@@ -27,9 +27,13 @@ const slider = document.getElementById(arguments[0]);
 const start = performance.now();
 slider.value = arguments[1];
 slider.dispatchEvent(new Event("input"));
-// The first frame decides and draws; the message after it comes when that frame has been painted.
-requestAnimationFrame(() => { const channel = new MessageChannel();
-  channel.port1.onmessage = () => done(performance.now() - start); channel.port2.postMessage(0); });
+// The first frame decides and draws; the message after it comes when that frame has
+// been painted.
+requestAnimationFrame(() => {
+  const channel = new MessageChannel();
+  channel.port1.onmessage = () => done(performance.now() - start);
+  channel.port2.postMessage(0);
+});
 """
 
 

@@ -1,7 +1,8 @@
 """kill -9 at a random instant, then resume: the final weights equal those of an
 uninterrupted run, bit for bit.
 
-    python benchmarks/resume.py --times 50 --record        writes benchmarks/results/resume.csv
+    python benchmarks/resume.py --times 50 --record
+        writes benchmarks/results/resume.csv
 
 Each time a training is started and killed at a random instant of its life, the folder
 is read, and the training is resumed (and killed again, half of the time) until it is

@@ -1,8 +1,10 @@
 """Several processes on one machine: are they one training, what do they cost, and what
 does a dead worker cost?
 
-    python benchmarks/scale.py --record            writes benchmarks/results/scale.csv
-    python benchmarks/scale.py --paper             what docs/scale.md counts and computes alone: memory, communication
+    python benchmarks/scale.py --record
+        writes benchmarks/results/scale.csv
+    python benchmarks/scale.py --paper
+        what docs/scale.md counts and computes alone: memory, communication
 
 1. Two gloo processes and one with the same global batch: largest difference of losses
    and weights after the training, for weighted, deferred and adjusted objectives and

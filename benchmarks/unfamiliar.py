@@ -1,9 +1,12 @@
 """Unfamiliar input: the choice of a score, and images of other data sets against models
 of CIFAR100-LT.
 
-    python benchmarks/unfamiliar.py choose OUT              OUT/MODELS/KIND-SEED.npz: benchmarks/unfamiliar_networks.py
-    python benchmarks/unfamiliar.py test OUT                with OUT/strong alone: --name unfamiliar-strong
-    python benchmarks/unfamiliar.py simulate                data by benchmarks/unfamiliar_simulated.py
+    python benchmarks/unfamiliar.py choose OUT
+        OUT/MODELS/KIND-SEED.npz: benchmarks/unfamiliar_networks.py
+    python benchmarks/unfamiliar.py test OUT
+        with OUT/strong alone: --name unfamiliar-strong
+    python benchmarks/unfamiliar.py simulate
+        data by benchmarks/unfamiliar_simulated.py
 
 choose: writes results/unfamiliar-choice.csv. No image of the test is used. Samples of
 classes that a model does not know are unfamiliar: heads on features of CIFAR100-LT and

@@ -1,7 +1,8 @@
 """Unfamiliar input: the choice of the sum of scores on development images, with
 networks of all classes.
 
-    python benchmarks/unfamiliar_development.py images dev.npz --images images.npz --further further.npz
+    python benchmarks/unfamiliar_development.py images dev.npz --images images.npz \
+        --further further.npz
     python benchmarks/unfamiliar_development.py runs OUT RUN0 RUN1 ... --images dev.npz
     python benchmarks/unfamiliar_development.py choose OUT
 

@@ -2,11 +2,15 @@
 of other classes.
 
     python benchmarks/unfamiliar_networks.py simulated FOLDER
-    python benchmarks/unfamiliar_networks.py images images.npz --data DIR --simulated FOLDER
-    python benchmarks/unfamiliar_networks.py runs OUT/fine-tuned RUN0 RUN1 RUN2 --images images.npz
-    python benchmarks/unfamiliar_networks.py embed features.npz --images images.npz --weights lite0.safetensors
+    python benchmarks/unfamiliar_networks.py images images.npz --data DIR \
+        --simulated FOLDER
+    python benchmarks/unfamiliar_networks.py runs OUT/fine-tuned RUN0 RUN1 RUN2 \
+        --images images.npz
+    python benchmarks/unfamiliar_networks.py embed features.npz --images images.npz \
+        --weights lite0.safetensors
     python benchmarks/unfamiliar_networks.py heads OUT/heads --features features.npz
-    python benchmarks/unfamiliar_networks.py finetune OUT/networks --images images.npz --weights lite0.safetensors
+    python benchmarks/unfamiliar_networks.py finetune OUT/networks \
+        --images images.npz --weights lite0.safetensors
 
 finetune: EfficientNet-Lite0 (ImageNet weights) with the preset `finetune` at 160 pixels
 and `familiarity=true`, without some classes of CIFAR100-LT as heads are, with seed 0,

@@ -1,7 +1,8 @@
 """Decisions watched without labels: simulated streams with label shift, without any
 shift, and with other shifts.
 
-    python benchmarks/watch.py --logits logits.npz [--streams 200 --workers 1]     writes benchmarks/results/watch.csv
+    python benchmarks/watch.py --logits logits.npz [--streams 200 --workers 1]
+        writes benchmarks/results/watch.csv
 
 Every stream has held-out data of its own, on which its decider is calibrated.
 `cifar100-lt`: the test logits of a fine-tuned ensemble (arrays `test` (M, N, C) and
@@ -18,7 +19,7 @@ are of 20 classes that the decider does not have (`cifar100-lt`), or columns of 
 table move (`table`). Constants were chosen on another run's logits and other seeds (0
 to 9; streams have seeds from 1,000).
 
-    python benchmarks/watch.py --oracle                                     writes benchmarks/results/watch-oracle.csv
+    python benchmarks/watch.py --oracle   writes benchmarks/results/watch-oracle.csv
 
 What tests find that see the true labels, know when the change comes and know the old
 class prior: the best that a monitor without labels can hope for. Thresholds are
@@ -27,7 +28,8 @@ and for all windows of a month. `size known`: the likelihood ratio averaged over
 signs of all factors, which is nearly the most powerful test for this kind of shift if
 only the signs are unknown.
 
-    python benchmarks/watch.py --long --logits logits.npz --streams 10        writes benchmarks/results/watch-long.csv
+    python benchmarks/watch.py --long --logits logits.npz --streams 10
+        writes benchmarks/results/watch-long.csv
 
 How often the monitor finds the shifts by factors within 20,000 samples.
 """

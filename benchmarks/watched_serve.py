@@ -1,7 +1,8 @@
 """The server with logged decisions and metrics, beside the same server without: 10,000
 requests, 64 at a time.
 
-    python benchmarks/watched_serve.py [--requests 10000]       writes benchmarks/results/watched_serve.csv
+    python benchmarks/watched_serve.py [--requests 10000]
+        writes benchmarks/results/watched_serve.csv
 
 Rounds alternate, so that whatever else the machine does slows both alike; metrics of
 the logging server are read once per round. At the end logged decisions are compared
