@@ -2,12 +2,15 @@
 settings and seed.
 
     seeds = [0, 1, 2]
-    calibration = { hold_out = 0.1, seeds = [0] }       # extra runs without a tenth of the data, which calibrates
+    # extra runs without a tenth of the data, which calibrates
+    calibration = { hold_out = 0.1, seeds = [0] }
     [data]
-    source = "cifar100-lt"                              # and options of `rfdlc.load`
-    [[stacks]]                                          # trained in one call; the most important first
-    runs = [{ method = "ce" }, { method = "rf-dlc-paper", utility =
-    "tail-sensitive-by-rank" }]
+    source = "cifar100-lt"  # and options of `rfdlc.load`
+    [[stacks]]              # trained in one call; the most important first
+    runs = [
+      { method = "ce" },
+      { method = "rf-dlc-paper", utility = "tail-sensitive-by-rank" },
+    ]
 
 Runs train on all training data. A run that several grids name is trained once. A
 changed source (`options`, `separated`, `largest`) needs a `name`, under which its

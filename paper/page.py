@@ -11,20 +11,23 @@ from paper.tables import build, frontier
 INTRODUCTION = """\
 # Evidence
 
-Every table of the paper, rerun. This page is generated from the CSV files in `paper/results`, and a test fails when it
-is stale: `python -m paper page > docs/evidence.md`. Conclusions: [Findings](findings.md).
+Every table of the paper, rerun. This page is generated from the CSV files in
+`paper/results`, and a test fails when it is stale:
+`python -m paper page > docs/evidence.md`. Conclusions: [Findings](findings.md).
 
-A cell is `measured (published, difference)`. {legend} Accuracies, rates, AUC and ECE are percentages; the mean utility
-is that of the tail-sensitive utility with a penalty of -1. Every row is a mean over runs: `metrics.csv` has one row per
-run and metric, `runs.csv` the hardware, versions, commit and time of each run.
+A cell is `measured (published, difference)`. {legend} Accuracies, rates, AUC and ECE
+are percentages; the mean utility is that of the tail-sensitive utility with a penalty
+of -1. Every row is a mean over runs: `metrics.csv` has one row per run and metric,
+`runs.csv` the hardware, versions, commit and time of each run.
 
 Two protocols:
 
-- **paper**: as the authors ran it, on true factor-100 data: training on everything, the arg max of the mean logits, no
-  calibration, their measure of ECE.
-- **standard**: calibrated probabilities, decided by expected utility. The calibration (two numbers: a temperature and a
-  correction of the prior) is fitted on a tenth of the training data, with a model trained without it, or on the
-  validation split where there is one; no choice used a test label. ECE with 15 bins of the maximum probability.
+- **paper**: as the authors ran it, on true factor-100 data: training on everything, the
+  arg max of the mean logits, no calibration, their measure of ECE.
+- **standard**: calibrated probabilities, decided by expected utility. The calibration
+  (two numbers: a temperature and a correction of the prior) is fitted on a tenth of the
+  training data, with a model trained without it, or on the validation split where there
+  is one; no choice used a test label. ECE with 15 bins of the maximum probability.
 
 ```
 python -m paper tables fhr                      # one table, from the CSV files

@@ -32,7 +32,8 @@ def published_values() -> dict[tuple[str, str, str, str], PublishedValue]:
     """Every value by (table, data set, row, metric).
 
     >>> published_values()["fhr", "cifar100-lt", "RF-DLC", "fhr"]
-    PublishedValue(table='fhr', ..., metric='fhr', value=32.08, deviation=0.78, copied=False)
+    PublishedValue(table='fhr', ..., metric='fhr', value=32.08, deviation=0.78,
+                   copied=False)
     """
     text = (files("paper") / "published.toml").read_text(encoding="utf-8")
     found = [

@@ -6,11 +6,15 @@ Decisions have these names:
 
 argmax               the paper's: arg max of the mean logits, nothing calibrated
 mean-probabilities   arg max of the particles' mean probability
-expected-utility     of mean probabilities, for the tail-sensitive utility with penalty -1; nothing calibrated
+expected-utility     of mean probabilities, for the tail-sensitive utility with penalty
+                     -1; nothing calibrated
 eq12                 the paper's Eq. 12 as printed, same utility
-calibrated           the standard protocol: particles combined as the method says, calibrated on held-out data; arg max
-calibrated -0.25     the same, expected utility for that penalty (every one of PENALTIES)
-calibrated TASK      the same, expected utility for a class-sensitive task (those of TASKS)
+calibrated           the standard protocol: particles combined as the method says,
+                     calibrated on held-out data; arg max
+calibrated -0.25     the same, expected utility for that penalty (every one of
+                     PENALTIES)
+calibrated TASK      the same, expected utility for a class-sensitive task (those of
+                     TASKS)
 
 Percentages are percentages. `utility` is always the mean utility under the penalty -1,
 whatever was decided for.

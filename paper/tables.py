@@ -1,10 +1,11 @@
 """The tables: each of the paper's, with what was measured beside what was published,
 under two protocols.
 
-paper      as its authors ran it, on true factor-100 data: training on everything, arg max of mean logits, their ECE.
-standard   one calibrated probability a sample, decided by expected utility; calibration and choices never see test
-           labels; ECE of 15 bins. `calibrated` is the arg max, `calibrated -1` the
-           decision for a penalty of -1.
+paper      as its authors ran it, on true factor-100 data: training on everything, arg
+           max of mean logits, their ECE.
+standard   one calibrated probability a sample, decided by expected utility; calibration
+           and choices never see test labels; ECE of 15 bins. `calibrated` is the arg
+           max, `calibrated -1` the decision for a penalty of -1.
 """
 
 from collections.abc import Mapping, Sequence
