@@ -10,7 +10,8 @@ trained again.
 # %%
 # A classifier
 # ------------
-# Naive Bayes for the 569 tumours of scikit-learn's data set. Some train it, some calibrate, 200 are new.
+# Naive Bayes for the 569 tumours of scikit-learn's data set. Some train it, some
+# calibrate, 200 are new.
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_breast_cancer
@@ -33,9 +34,9 @@ p_held, p_new = model.predict_proba(x_held), model.predict_proba(x_new)
 
 # %%
 # A utility for each cost
-# --------------------------------------------------------------------------------------
-# Rows are the truth, columns the decision. A false alarm costs 1, a missed tumour 1, 5 or 25. A second look by a
-# doctor costs 0.3: the action ``abstain`` is not a class.
+# -----------------------
+# Rows are the truth, columns the decision. A false alarm costs 1, a missed tumour 1, 5
+# or 25. A second look by a doctor costs 0.3: the action ``abstain`` is not a class.
 def utility(cost: float) -> rfdlc.Utility:
     return rfdlc.Utility([[0, -1], [-cost, 0]], ["benign", "malignant"]).with_abstain(
         -0.3
@@ -44,9 +45,9 @@ def utility(cost: float) -> rfdlc.Utility:
 
 # %%
 # Calibrate once, decide three times
-# --------------------------------------------------------------------------------------
-# ``fit`` corrects the probabilities on held-out samples: naive Bayes is far too certain. ``replace`` only changes
-# the utility.
+# ----------------------------------
+# ``fit`` corrects the probabilities on held-out samples: naive Bayes is far too
+# certain. ``replace`` only changes the utility.
 decider = rfdlc.Decider(utility(1), calibration="temperature").fit(p_held, y_held)
 print(decider.fitted)
 
@@ -63,7 +64,8 @@ for cost in (1, 5, 25):
     )
 
 # %%
-# Each dot below is a tumour, ordered by the probability that it is malignant. Crosses are wrong decisions.
+# Each dot below is a tumour, ordered by the probability that it is malignant. Crosses
+# are wrong decisions.
 calibrated = decider.probabilities(p_new)[:, 1]
 order = np.argsort(calibrated)
 colours = {"benign": "#4477aa", "abstain": "#ccbb44", "malignant": "#ee6677"}
@@ -94,7 +96,8 @@ figure.tight_layout()
 plt.show()
 
 # %%
-# What is it worth? The mean utility of the decisions, beside that of the most probable class, with 95% intervals:
+# What is it worth? The mean utility of the decisions, beside that of the most probable
+# class, with 95% intervals:
 for cost in (1, 5, 25):
     for rule in ("argmax", "expected-utility"):
         found = rfdlc.evaluate(

@@ -9,8 +9,9 @@ are rare, and taking them for a frequent digit is costly.
 
 # %%
 # A classifier for imbalanced digits
-# --------------------------------------------------------------------------------------
-# Digit 0 is ten times as frequent as digit 9 in all samples: training, held-out and new ones.
+# ----------------------------------
+# Digit 0 is ten times as frequent as digit 9 in all samples: training, held-out and new
+# ones.
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
@@ -35,9 +36,9 @@ p_held, p_new = model.predict_proba(X_held), model.predict_proba(X_new)
 
 # %%
 # A utility with one more action
-# --------------------------------------------------------------------------------------
-# A right decision is worth 1, and taking a digit for a more frequent one costs 2. A person is right in 98% of the cases
-# and costs 0.1 per case.
+# ------------------------------
+# A right decision is worth 1, and taking a digit for a more frequent one costs 2. A
+# person is right in 98% of the cases and costs 0.1 per case.
 classes = rfdlc.Classes.from_labels(y_train)
 utility = rfdlc.Utility.tail_sensitive(classes, penalty=-2).with_expert(
     "person", confusion=0.98, cost=0.1
@@ -45,7 +46,8 @@ utility = rfdlc.Utility.tail_sensitive(classes, penalty=-2).with_expert(
 decider = rfdlc.Decider(utility, train_prior="train").fit(p_held, y_held)
 
 # %%
-# Without a budget, every case goes to the person for which that is worth more than deciding:
+# Without a budget, every case goes to the person for which that is worth more than
+# deciding:
 person = utility.actions.index("person")
 free = decider.decide(p_new)
 print(f"{np.mean(free == person):.0%} of the new digits would be handed over")
@@ -53,14 +55,16 @@ print(f"{np.mean(free == person):.0%} of the new digits would be handed over")
 # %%
 # The budget
 # ----------
-# ``fit_budget`` finds the price of a hand-over on held-out samples. A batch then keeps the budget exactly.
+# ``fit_budget`` finds the price of a hand-over on held-out samples. A batch then keeps
+# the budget exactly.
 limited = decider.fit_budget(p_held, y_held, budget="5%")
 actions = limited.decide(p_new, batch=True)
 print(f"{np.sum(actions == person)} of {len(actions)} are handed over")
 
 # %%
-# What would another budget bring? The curve is the mean utility on new samples. The bars compare three ways to spend a
-# budget of 5%: the samples for which asking is worth most, the least certain ones, and random ones.
+# What would another budget bring? The curve is the mean utility on new samples. The
+# bars compare three ways to spend a budget of 5%: the samples for which asking is worth
+# most, the least certain ones, and random ones.
 curve = rfdlc.evaluate(p_new, y_new, decider).utility_by_budget
 alone = decider.replace(
     utility=rfdlc.Utility.tail_sensitive(classes, penalty=-2)
@@ -95,7 +99,8 @@ figure.tight_layout()
 plt.show()
 
 # %%
-# Which digits are handed over? Rare ones more often, because errors on them are expensive.
+# Which digits are handed over? Rare ones more often, because errors on them are
+# expensive.
 for digit in range(10):
     here = y_new == digit
     print(

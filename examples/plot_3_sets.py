@@ -10,7 +10,8 @@ treat classes alike.
 # %%
 # Simulated scores
 # ----------------
-# Ten classes; the first is 30 times as frequent as the last. The model is too certain by a factor of two.
+# Ten classes; the first is 30 times as frequent as the last. The model is too certain
+# by a factor of two.
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -35,7 +36,8 @@ def model(samples):
 # %%
 # Three kinds of sets
 # -------------------
-# All have the same promise and the same probabilities. They differ in the threshold above which a class is in the set.
+# All have the same promise and the same probabilities. They differ in the threshold
+# above which a class is in the set.
 classes = rfdlc.Classes.from_counts((10000 * prior).astype(int))
 one_hot = rfdlc.Utility.one_hot(classes)
 decider = rfdlc.Decider(one_hot, train_prior="train", calibration="temperature").fit(
@@ -71,8 +73,9 @@ figure.tight_layout()
 plt.show()
 
 # %%
-# Marginal sets cover 90% of all samples by covering the frequent classes. Macro sets keep the promise for all samples,
-# too, and cover rare classes nearly as often, at a moderate size. Class-conditional sets promise 90% for each class.
+# Marginal sets cover 90% of all samples by covering the frequent classes. Macro sets
+# keep the promise for all samples, too, and cover rare classes nearly as often, at a
+# moderate size. Class-conditional sets promise 90% for each class.
 #
 # For ten of the samples of the rarest class:
 rare = np.flatnonzero(y_new == 9)[:10]

@@ -8,8 +8,9 @@ its probabilities are wrong. The new mix can be estimated without labels, and co
 
 # %%
 # A classifier for one mix, new data with another
-# --------------------------------------------------------------------------------------
-# In the training data digit 0 is five times as frequent as digit 9. In the new data it is the other way round.
+# -----------------------------------------------
+# In the training data digit 0 is five times as frequent as digit 9. In the new data it
+# is the other way round.
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
@@ -36,9 +37,10 @@ p_held, p_new = model.predict_proba(X_held), model.predict_proba(X_new)
 
 # %%
 # Estimate the new mix
-# --------------------------------------------------------------------------------------
-# ``train_prior="train"`` says that the scores carry the class frequencies of the training data. The estimate uses the
-# new samples without their labels, and has 95% intervals.
+# --------------------
+# ``train_prior="train"`` says that the scores carry the class frequencies of the
+# training data. The estimate uses the new samples without their labels, and has 95%
+# intervals.
 classes = rfdlc.Classes.from_labels(y_train)
 decider = rfdlc.Decider(rfdlc.Utility.one_hot(classes), train_prior="train").fit(
     p_held, y_held
@@ -80,6 +82,6 @@ for name, prior in {
     )
 
 # %%
-# This corrects frequencies only. If the samples of a class look different, the two estimates of the library disagree,
-# and a warning says so:
+# This corrects frequencies only. If the samples of a class look different, the two
+# estimates of the library disagree, and a warning says so:
 print(f"disagreement of the two estimates: {estimate.disagreement:.2f}")

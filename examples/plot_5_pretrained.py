@@ -10,8 +10,9 @@ digits 0 to 4 first, and then used for the digits 5 to 9, of which some are rare
 
 # %%
 # The first task: digits 0 to 4
-# --------------------------------------------------------------------------------------
-# Any torch module that maps a batch to features can be a backbone. This one is trained with a plain loop.
+# -----------------------------
+# Any torch module that maps a batch to features can be a backbone. This one is trained
+# with a plain loop.
 import tempfile
 
 import matplotlib.pyplot as plt
@@ -58,7 +59,7 @@ print(f"loss on digits 0 to 4: {loss.item():.3f}")
 
 # %%
 # The second task: digits 5 to 9, long-tailed
-# --------------------------------------------------------------------------------------
+# -------------------------------------------
 # Between 24 and 3 training images per class, and 100 test images of each.
 rng = np.random.default_rng(0)
 train, test = [], []
@@ -74,9 +75,9 @@ data = rfdlc.Dataset.of("digits 5 to 9", ["5", "6", "7", "8", "9"], splits)
 
 # %%
 # Train with and without the pretrained weights
-# --------------------------------------------------------------------------------------
-# A module as ``backbone`` starts every particle (every network of the ensemble) from a copy of it. A function starts
-# from random weights.
+# ---------------------------------------------
+# A module as ``backbone`` starts every particle (every network of the ensemble) from a
+# copy of it. A function starts from random weights.
 lengths = (10, 20, 40)
 settings = {
     "batch_size": 16,
@@ -102,7 +103,8 @@ for name, backbone in {"random weights": network, "pretrained": body}.items():
         )
 
 # %%
-# The pretrained network needs fewer epochs. Digits are easy: with enough of them, random weights get as far.
+# The pretrained network needs fewer epochs. Digits are easy: with enough of them,
+# random weights get as far.
 figure, axis = plt.subplots(figsize=(7, 3))
 for name in ("random weights", "pretrained"):
     axis.plot(

@@ -10,7 +10,8 @@ the usual choices on wines, of which one kind is rare.
 # %%
 # The data
 # --------
-# Wines of three growers from scikit-learn. Of the third one only every fourth wine is kept.
+# Wines of three growers from scikit-learn. Of the third one only every fourth wine is
+# kept.
 import warnings
 
 import matplotlib.pyplot as plt
@@ -36,7 +37,8 @@ print("wines of each grower:", np.bincount(y))
 # %%
 # What errors cost
 # ----------------
-# A wine of the rare grower is expensive: to sell it as another one costs 10, any other error costs 1.
+# A wine of the rare grower is expensive: to sell it as another one costs 10, any other
+# error costs 1.
 costs = np.array([[0, 1, 1], [1, 0, 1], [10, 10, 0]])
 models = {
     "logistic regression": make_pipeline(StandardScaler(), LogisticRegression()),
@@ -52,7 +54,7 @@ models = {
 
 # %%
 # Mean cost in three folds
-# --------------------------------------------------------------------------------------
+# ------------------------
 score = rfdlc.make_utility_scorer(-costs)
 spent = {name: [] for name in models}
 for train, test in StratifiedKFold(3, shuffle=True, random_state=0).split(X, y):

@@ -9,8 +9,9 @@ edit the utility in it and see at once what changes.
 # %%
 # Train two models
 # ----------------
-# Long-tailed digits that come with the library: 129 images of digit 0, six of digit 9. Cross-entropy and the library's
-# default method, an ensemble of three networks (called particles).
+# Long-tailed digits that come with the library: 129 images of digit 0, six of digit 9.
+# Cross-entropy and the library's default method, an ensemble of three networks (called
+# particles).
 import html
 import tempfile
 from pathlib import Path
@@ -42,7 +43,8 @@ print(f"{page.name}: {page.stat().st_size / 1e6:.1f} MB")
 
 
 # %%
-# Here it is, inside of this page. Scroll to *What if the utility were different?* and edit a number.
+# Here it is, inside of this page. Scroll to *What if the utility were different?* and
+# edit a number.
 class Frame:
     def _repr_html_(self) -> str:
         text = html.escape(page.read_text(encoding="utf-8"), quote=True)
@@ -56,7 +58,7 @@ Frame()
 
 # %%
 # The same numbers in Python
-# --------------------------------------------------------------------------------------
+# --------------------------
 # ``evaluate`` gives every metric of the report, with its interval.
 figure, axis = plt.subplots(figsize=(7, 3))
 for name, model in models.items():

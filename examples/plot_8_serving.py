@@ -8,8 +8,9 @@ utility: costs belong to the customer, not to the model.
 
 # %%
 # A model and a server
-# --------------------------------------------------------------------------------------
-# The server is a process of its own: ``rfdlc serve runs/a --port 8000``. Here Python starts it, on a free port.
+# --------------------
+# The server is a process of its own: ``rfdlc serve runs/a --port 8000``. Here Python
+# starts it, on a free port.
 import socket
 import subprocess
 import sys
@@ -59,7 +60,7 @@ assert served == [model.classes.names[a] for a in model.decide(images[:200])]
 
 # %%
 # How long does an answer take?
-# --------------------------------------------------------------------------------------
+# -----------------------------
 took = []
 for row in range(200):
     began = time.perf_counter()
