@@ -16,10 +16,12 @@ import json, sys, tempfile, time
 from pathlib import Path
 from fuzzing import PARSERS, alone, fuzz
 
-assert alone(lambda: time.sleep(0.05)) > 0.045  # a parser that waits is slow, whatever else the machine does
+# A parser that waits is slow, whatever else the machine does.
+assert alone(lambda: time.sleep(0.05)) > 0.045
 with tempfile.TemporaryDirectory() as place:
     names = [name for name in PARSERS if name not in ("onnx", "run")]
-    print(json.dumps([fuzz(name, 20, 7, 1, Path(place), Path(sys.argv[1])) for name in names]))
+    kept = Path(sys.argv[1])
+    print(json.dumps([fuzz(name, 20, 7, 1, Path(place), kept) for name in names]))
 """
 
 

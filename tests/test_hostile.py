@@ -144,12 +144,8 @@ def test_control_characters_in_names_of_rows_and_files(tmp_path, capsys, monkeyp
 
 
 def npy(shape, kind="<f4", content=b""):
-    header = (
-        f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(
-            117
-        )
-        + b"\n"
-    )
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
+    header = header.encode().ljust(117) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + content
 
 

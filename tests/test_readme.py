@@ -73,7 +73,10 @@ def test_the_leaderboard_puts_measured_beside_published_and_invents_nothing(
     sys.modules.pop("leaderboard", None)
     import leaderboard
 
-    header = "data,row,method,seed,split,accuracy,tail,false_head_rate,ece,utility-1,seconds,parameters,commit\n"
+    header = (
+        "data,row,method,seed,split,accuracy,tail,false_head_rate,ece,utility-1,"
+        "seconds,parameters,commit\n"
+    )
     cold = "rf-dlc-strong, cold refit, no shifts"
     rows = (
         'cifar100-lt,"balpoe, 200 epochs",balpoe,0,test,0.1,0.1,,,,,,old',
@@ -94,7 +97,8 @@ def test_the_leaderboard_puts_measured_beside_published_and_invents_nothing(
         ),
     )
     traded = "data,run,seed,penalty,accuracy,tail,false_head_rate\n"
-    traded += "cifar100-lt,rf-dlc-strong-1,1,-0.2,0.5,0.4,0.1\ncifar100-lt,rf-dlc-strong-2,2,-0.2,0.6,0.4,0.1\n"
+    traded += "cifar100-lt,rf-dlc-strong-1,1,-0.2,0.5,0.4,0.1\n"
+    traded += "cifar100-lt,rf-dlc-strong-2,2,-0.2,0.6,0.4,0.1\n"
     (tmp_path / "frontier-traded.csv").write_text(traded)
     (tmp_path / "frontier.csv").write_text(header + "\n".join(rows), encoding="utf-8")
     monkeypatch.setattr(leaderboard, "RESULTS", tmp_path)

@@ -174,11 +174,9 @@ def test_evaluate_prints_what_the_library_computes(run, folder):
     assert "false head rate" in out
     assert out.rstrip().endswith("Decided for the class prior that the scores carry.")
     calibrated = run("evaluate", "test.csv", "--calibrate", "val.csv")[1]
-    assert (
-        "Calibrated:"
-        f" {Decider(Utility.one_hot(list(classes.names))).fit(Predictions.load('val.csv')).fitted.short}."
-        in calibrated
-    )
+    decider = Decider(Utility.one_hot(list(classes.names)))
+    decider = decider.fit(Predictions.load("val.csv"))
+    assert f"Calibrated: {decider.fitted.short}." in calibrated
 
 
 def test_arg_max_is_said_to_be_that_of_calibrated_probabilities(run, folder):

@@ -31,9 +31,20 @@ from beside_own import halved
 
 with Path(__file__).with_name("times.txt").open("a") as file:
     file.write("x")
-METHODS["own-method"] = Method("halved cross-entropy", "here", {"head": "linear"}, loss=lambda *given: halved,
-                               options={"own_number": Option(0.5, "nothing")})
-register_metric(Metric("own_metric", "own metric", lambda o: (o.decided == 0).astype(float), unit="%"))
+METHODS["own-method"] = Method(
+    "halved cross-entropy",
+    "here",
+    {"head": "linear"},
+    loss=lambda *given: halved,
+    options={"own_number": Option(0.5, "nothing")},
+)
+
+
+def is_first_class(outcomes):
+    return (outcomes.decided == 0).astype(float)
+
+
+register_metric(Metric("own_metric", "own metric", is_first_class, unit="%"))
 
 
 @register_calibrator
@@ -52,14 +63,16 @@ class Doubled(Calibrator):
 def read(path):
     rows = np.loadtxt(path)
     x, y = rows[:, 1:].astype(np.float32), rows[:, 0].astype(int)
-    return Dataset.of(path.stem, ["a", "b"], {"train": Split(x, y), "test": Split(x[::2], y[::2])})
+    parts = {"train": Split(x, y), "test": Split(x[::2], y[::2])}
+    return Dataset.of(path.stem, ["a", "b"], parts)
 
 
 register_source(read, suffixes=[".own"])
 """
 BESIDE = """
 def halved(logits, targets, epoch):
-    return -0.5 * logits.log_softmax(-1).gather(-1, targets.expand(len(logits), -1)[..., None])[..., 0]
+    targets = targets.expand(len(logits), -1)[..., None]
+    return -0.5 * logits.log_softmax(-1).gather(-1, targets)[..., 0]
 """
 SMALL = ("epochs=1", "widths=4", "calibration=own-calibrator")
 GRID = """

@@ -200,9 +200,9 @@ def transactions(path: Path, filled: dict[str, float], flag: bool = False) -> Pa
             if rng.random() < filled[kind]
             else ""
         )
-        lines.append(
-            f"{rng.normal():.3f},{date},{'NY'[kind != 'legal' if flag else rng.integers(2)]},{kind}"
-        )
+        amount = rng.normal()
+        suspect = "NY"[kind != "legal" if flag else rng.integers(2)]
+        lines.append(f"{amount:.3f},{date},{suspect},{kind}")
     path.write_text("\n".join(lines))
     return path
 

@@ -133,13 +133,11 @@ def test_names_that_are_numbers_stay_names(tmp_path: Path, header: str) -> None:
 )
 def test_texts_that_occur_again_are_values(tmp_path: Path, first: str) -> None:
     a, b, c, d, _ = first.split(",")
-    rows = [
-        first,
-        *(
-            f"{[a, i][i % 2]},{[b, i][i % 2]},{[c, i][i % 2]},{d},{'red' if i % 3 else 'blue'}"
-            for i in range(30)
-        ),
-    ]
+    rows = [first]
+    for i in range(30):
+        colour = "red" if i % 3 else "blue"
+        cells = [a, b, c] if i % 2 == 0 else [i, i, i]
+        rows.append(",".join(map(str, [*cells, d, colour])))
     (tmp_path / "t.csv").write_text("\n".join(rows))
     data = rfdlc.load(tmp_path / "t.csv", target="column 5", test_fraction=0)
     assert len(data.train) == 31
@@ -164,9 +162,9 @@ def photos(tmp_path: Path) -> Path:
         place = tmp_path / "images" / f"{i}.{suffix}"
         place.parent.mkdir(exist_ok=True)
         Image.new("RGB", (16, 16), (200 if i % 2 else 20, 10 * i, 0)).save(place)
-        rows.append(
-            f"images/{place.name},{'red' if i % 2 else 'dark'},p{i // 2},{'test' if i > 8 else 'train'},30"
-        )
+        label = "red" if i % 2 else "dark"
+        part = "test" if i > 8 else "train"
+        rows.append(f"images/{place.name},{label},p{i // 2},{part},30")
     (tmp_path / "photos.csv").write_text("\n".join(rows))
     return tmp_path / "photos.csv"
 

@@ -545,9 +545,7 @@ class TestEvaluate:
             "0.0000"
         ]
 
-    def test_of_two_classes_the_false_head_rate_is_the_share_of_the_rare_one_that_is_missed(
-        self,
-    ):
+    def test_false_head_rate_of_two_classes_is_the_missed_share_of_the_rare_one(self):
         p, classes = (
             [[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.3, 0.7], [0.1, 0.9]],
             Classes.from_counts([90, 10]),

@@ -49,7 +49,10 @@ source = "cifar10-lt"
 name = "cifar10-lt"
 options = { factor = 2 }
 [[stacks]]
-runs = [{ method = "rf-dlc-paper" }, { method = "rf-dlc-paper", utility = "bird-plane" }]
+runs = [
+  { method = "rf-dlc-paper" },
+  { method = "rf-dlc-paper", utility = "bird-plane" },
+]
 """
 
 

@@ -521,7 +521,8 @@ from paper.scoring import Value
 print("ready", flush=True)
 sys.stdin.readline()
 for seed in range(5):
-    made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": sys.argv[2], "seed": seed}
+    made = dict.fromkeys(results.COLUMNS["runs"], "")
+    made |= {"run": sys.argv[2], "seed": seed}
     values = [Value("test", "argmax", f"metric{k}", k) for k in range(1000)]
     results.write(Path(sys.argv[1]), "digits-lt", [results.Scored(made, values, [])])
 """

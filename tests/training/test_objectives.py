@@ -173,10 +173,11 @@ def test_the_whole_of_the_paper(sample):
     )
     weights = class_weights(COUNTS)
     loss = integrated_gain(settings, Classes.from_counts(list(COUNTS)), UTILITY)
-    term = lambda log_p, y: (
-        sum(weights[c] * UTILITY[y, c] * log_p[c] for c in range(C)) / 0.3,
-        1.0,
-    )
+
+    def term(log_p, y):
+        gain = sum(weights[c] * UTILITY[y, c] * log_p[c] for c in range(C))
+        return gain / 0.3, 1.0
+
     for epoch in (8, 9):
         expected = naive(
             *sample, epoch, after=8, weights=weights, margin=0.5, term=term

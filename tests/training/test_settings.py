@@ -180,9 +180,10 @@ def test_every_setting_is_described():
 
 def test_the_prior_that_probabilities_carry():
     classes = Classes.from_counts([80, 15, 5])
-    carried = lambda **settings: carried_prior(
-        TrainConfig(**settings), classes
-    ).tolist()
+
+    def carried(**settings):
+        return carried_prior(TrainConfig(**settings), classes).tolist()
+
     third, train = [1 / 3] * 3, [0.8, 0.15, 0.05]
     assert carried() == pytest.approx(train)
     assert carried(weights="linear") == pytest.approx(third)

@@ -230,9 +230,10 @@ def test_all_stages_shared_leaves_heads_alone():
 
 
 def test_a_run_has_the_same_weights_alone_and_stacked():
-    build = lambda seeds: ParticleNet(
-        backbone("resnet8", (3, 8, 8)), 4, particles=2, seeds=seeds, shared_stages=1
-    )
+    def build(seeds):
+        network = backbone("resnet8", (3, 8, 8))
+        return ParticleNet(network, 4, particles=2, seeds=seeds, shared_stages=1)
+
     alone, stacked = build((7,)), build((5, 7))
     for one, two in zip(alone.parameters(), stacked.parameters(), strict=True):
         assert torch.equal(one, two.chunk(2)[1])

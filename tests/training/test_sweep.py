@@ -52,7 +52,9 @@ preset = "features"
 [search]
 trials = 5
 startup = 2
-space = {{ learning_rate = {{ low = 1e-3, high = 0.5, log = true }}, mixup = [0.0, 0.4] }}
+[search.space]
+learning_rate = {{ low = 1e-3, high = 0.5, log = true }}
+mixup = [0.0, 0.4]
 """
 
 
@@ -267,22 +269,22 @@ def test_a_run_that_diverges_does_not_end_the_sweep(data, tmp_path):
         ),
         (
             (
-                "data ="
-                ' "digits-lt"\n[settings]\ntune="auto"\n[search]\ntrials=1\nspace={seed=[1]}'
+                'data = "digits-lt"\n[settings]\ntune="auto"\n[search]\ntrials=1\n'
+                "space={seed=[1]}"
             ),
             r"tune and budget are for a run that is trained alone",
         ),
         (
             (
-                "data ="
-                ' "digits-lt"\n[search]\ntrials=1\nmetric="test_nll"\nspace={seed=[1]}'
+                'data = "digits-lt"\n[search]\ntrials=1\nmetric="test_nll"\n'
+                "space={seed=[1]}"
             ),
             r"metric of a search.*test_nll",
         ),
         (
             (
-                "data ="
-                ' "digits-lt"\n[search]\ntrials=1\n[search.space]\nlearning_rate={low=1,high=0}'
+                'data = "digits-lt"\n[search]\ntrials=1\n[search.space]\n'
+                "learning_rate={low=1,high=0}"
             ),
             r"search.space.learning_rate: low 1.0, high 0.0: expected low < high",
         ),

@@ -39,9 +39,13 @@ def features(counts, width=6, seed=0, name="blobs"):
     """Gaussian blobs, one per class; the test part is balanced."""
     rng = np.random.default_rng(seed)
     centres = 3 * rng.normal(size=(len(counts), width))
-    make = lambda numbers: np.concatenate(
-        [centres[c] + rng.normal(size=(n, width)) for c, n in enumerate(numbers)]
-    )
+
+    def make(numbers):
+        blobs = [
+            centres[c] + rng.normal(size=(n, width)) for c, n in enumerate(numbers)
+        ]
+        return np.concatenate(blobs)
+
     parts = {}
     for part, numbers in {"train": counts, "test": [5] * len(counts)}.items():
         labels = np.repeat(np.arange(len(counts)), numbers)

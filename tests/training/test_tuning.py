@@ -377,7 +377,7 @@ def test_a_budget_ends_with_a_training_on_all_samples(tmp_path, monkeypatch):
         (0.4, 72),
     ],
 )
-def test_epochs_that_take_longer_than_measured_leave_fewer_for_the_refit_and_the_reverse(
+def test_slower_epochs_than_measured_leave_fewer_for_the_refit_and_the_reverse(
     tmp_path, monkeypatch, capsys, slower, expected
 ):
     """36 seconds for twice 36 epochs of 0.45 s, as measured: 0.4 s of four fifths of

@@ -690,9 +690,11 @@ def test_names_of_actions_do_not_lie_on_each_other(browser, tmp_path):
     figure = "document.querySelector('[data-chart=promised] svg')"
     boxes = page.script(
         f"""const inside = {figure}.getBoundingClientRect();
-        const names = [...{figure}.querySelectorAll('text')].filter((t) => t.textContent.startsWith('a species'));
+        const texts = [...{figure}.querySelectorAll('text')];
+        const names = texts.filter((t) => t.textContent.startsWith('a species'));
         return names.map((t) => t.getBoundingClientRect()).map((b) => [
-            b.left - inside.left, inside.right - b.right, b.left, b.right, b.top, b.bottom])"""
+            b.left - inside.left, inside.right - b.right,
+            b.left, b.right, b.top, b.bottom])"""
     )
     assert 0 < len(boxes) < 10
     assert all(left >= 0 and right >= 0 for left, right, *_ in boxes)

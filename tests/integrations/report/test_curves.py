@@ -59,7 +59,7 @@ def test_reliability_gives_the_calibration_error(run):
 @pytest.mark.skipif(
     shutil.which("node") is None, reason="no node, which runs the scripts of the page"
 )
-def test_the_page_finds_the_calibration_error_of_the_headline_where_confidences_are_on_edges():
+def test_page_and_headline_agree_on_ece_where_confidences_are_on_edges():
     """As those of a forest of 20 trees; the page has them rounded to levels of
     log p.
     """
