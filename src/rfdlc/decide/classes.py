@@ -191,15 +191,14 @@ class Classes:
     @classmethod
     def from_json(cls, source: str | Path | Mapping[str, Any]) -> "Classes":
         """From a file that `to_json` wrote, its text, or the table inside."""
-        where, table = (
-            ("classes", source) if isinstance(source, Mapping) else (source, None)
-        )
+        where = "classes" if isinstance(source, Mapping) else source
         try:
-            if table is None:
-                is_text = isinstance(source, str) and source.lstrip().startswith("{")
-                table = parse_json(
-                    source if is_text else Path(source).read_text(encoding="utf-8")
-                )  # type: ignore[arg-type]
+            if isinstance(source, Mapping):
+                table = source
+            elif isinstance(source, str) and source.lstrip().startswith("{"):
+                table = parse_json(source)
+            else:
+                table = parse_json(Path(source).read_text(encoding="utf-8"))
             names, counts, groups = (
                 table["names"],
                 table.get("counts"),

@@ -264,10 +264,9 @@ class ZippedRows:
         with _explained(self.path):
             self.file.seek(self.start + rows.start * size)
             found = np.empty((count, *self.shape[1:]), self.dtype)
-            complete = (
-                self.file.readinto(found.reshape(-1).view(np.uint8)) == count * size
-            )  # type: ignore[attr-defined]
-            expect(complete, "it ends too early")
+            place = found.reshape(-1).view(np.uint8)
+            length = self.file.readinto(place)  # type: ignore[attr-defined]
+            expect(length == count * size, "it ends too early")
             return found
 
 

@@ -188,8 +188,11 @@ class DecidingMixin:
 
 @dataclass(eq=False, repr=False)
 class UtilityClassifier(
-    DecidingMixin, MetaEstimatorMixin, ClassifierMixin, BaseEstimator
-):  # type: ignore[misc]
+    DecidingMixin,
+    MetaEstimatorMixin,  # type: ignore[misc]
+    ClassifierMixin,  # type: ignore[misc]
+    BaseEstimator,  # type: ignore[misc]
+):
     """Wrap a classifier so that it decides for the action with the highest expected
     utility.
 
