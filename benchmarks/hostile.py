@@ -90,7 +90,6 @@ LINES = {
     "promise: Open Inference Protocol, versions": (
         "tests/integrations/server/test_inference.py"
     ),
-    "promise: signatures": "tests/integrations/test_signing.py",
 }
 Row = dict[str, Any]
 

@@ -27,8 +27,6 @@ from rfdlc.integrations.predicting import predict as predict
 from rfdlc.integrations.report.report import report as report
 from rfdlc.integrations.report.runs import compare as compare
 from rfdlc.integrations.server.client import Client as Client
-from rfdlc.integrations.signing import sign as sign
-from rfdlc.integrations.signing import verify as verify
 from rfdlc.integrations.sklearn.estimator import RFDLCClassifier as RFDLCClassifier
 from rfdlc.integrations.sklearn.scoring import (
     make_utility_scorer as make_utility_scorer,

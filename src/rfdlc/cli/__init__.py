@@ -38,7 +38,7 @@ COMMANDS = {
     demo: ("demo",),
     train: ("methods", "train", "resume", "fork"),
     sweep: ("sweep",),
-    deploy: ("embed", "predict", "export", "sign", "verify", "serve"),
+    deploy: ("embed", "predict", "export", "serve"),
     watch: ("watch", "recalibrate"),
 }
 for _module, _names in COMMANDS.items():

@@ -423,53 +423,6 @@ def export(
     )
 
 
-Signed = Annotated[
-    Path, Argument(metavar="PATH", help="An exported file, or a run folder.")
-]
-
-
-def sign(
-    path: Signed,
-    key: Annotated[Path, Option("--key", help="Private Ed25519 key, a PEM file.")],
-    json: JsonOption = False,
-) -> None:
-    """Sign an exported file or a run folder, so that others can verify who made it.
-
-    **Examples**
-
-    - `openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem
-      -pubout -out public.pem`
-    - `rfdlc sign model.onnx --key key.pem`
-    """
-    place = rfdlc.sign(path, key)
-    output(
-        json, {"path": str(path), "signature": str(place)}, f"{path} is signed: {place}"
-    )
-
-
-def verify(
-    path: Signed,
-    public_key: Annotated[
-        Path, Option("--public-key", help="Public Ed25519 key, a PEM file.")
-    ],
-    json: JsonOption = False,
-) -> None:
-    """Verify the signature of an exported file or a run folder; exit code 2 if anything
-    was changed.
-
-    **Examples**
-
-    - `rfdlc verify model.onnx --public-key public.pem`
-    - `rfdlc verify runs/a --public-key public.pem && rfdlc predict runs/a photos/`
-    """
-    files = rfdlc.verify(path, public_key)
-    output(
-        json,
-        {"path": str(path), "files": files},
-        f"{path}: the signature of {counted(files, 'file')} is valid",
-    )
-
-
 @takes_request
 def serve(
     model: Annotated[
@@ -519,9 +472,6 @@ def serve(
         list[str] | None,
         Option(help="Another version beside it: `V=MODEL`; may be repeated."),
     ] = None,
-    public_key: Annotated[
-        Path | None, Option(help="Serve only what `rfdlc sign` signed with this key.")
-    ] = None,
     quiet: Annotated[
         bool, Option("--quiet", help="No log line for each request.")
     ] = False,
@@ -569,8 +519,6 @@ def serve(
         " another name",
     )
     versions = dict(pairs)
-    for path in (str(model), *versions.values()) if public_key is not None else ():
-        rfdlc.verify(path, str(public_key))
     limits = Limits(requests=queue, batch=batch, seconds=seconds, drain=drain)
     options = request.for_model(model) | {"token_file": token_file, "quiet": quiet}
     options |= {
