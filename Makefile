@@ -114,7 +114,7 @@ format: .venv/ready
 	touch .venv/trains
 
 .venv/ready: .venv/trains
-	$(PIP) -e ".[train,vision,tables,export,serve,log,hub,search,dev]"
+	$(PIP) -e ".[train,vision,tables,export,serve,log,hub,dev]"
 	$(COMPILE)
 	touch .venv/ready
 

@@ -3,8 +3,7 @@ undisturbed one, byte for byte.
 
     python benchmarks/sweep.py --record        writes benchmarks/results/sweep.csv
 
-Twice: a grid of 30 runs that train side by side, and a search of 30 trials with pruning
-(which needs optuna). The exit code is 1 where a table differs.
+A grid of 30 runs that train side by side. The exit code is 1 where a table differs.
 """
 
 import argparse
@@ -26,24 +25,18 @@ from recording import write
 from rfdlc.data.load import load
 from rfdlc.training.sweep import sweep
 
-COMMON = """
+GRID = """
 data = "digits-lt"
 [settings]
 epochs = 6
 widths = [16]
 checkpoint_every = 1
 calibration = "temperature"
+[grid]
+method = ["ce", "la", "rf-dlc"]
+learning_rate = [0.05, 0.1]
+seed = [0, 1, 2, 3, 4]
 """
-PLANS = {
-    "grid": (
-        '[grid]\nmethod = ["ce", "la", "rf-dlc"]\nlearning_rate = [0.05, 0.1]\nseed ='
-        " [0, 1, 2, 3, 4]\n"
-    ),
-    "search": (
-        "[search]\ntrials = 30\nspace = { learning_rate = { low = 1e-3, high = 1.0, log"
-        ' = true }, method = ["ce", "la"], mixup = [0.0, 0.4] }\n'
-    ),
-}
 
 
 def in_child(file: Path, out: Path, kill_after: float | None) -> bool:
@@ -65,20 +58,20 @@ def in_child(file: Path, out: Path, kill_after: float | None) -> bool:
     return False
 
 
-def measured(kind: str, root: Path, times: int, rng: random.Random) -> dict[str, Any]:
-    file = root / f"{kind}.toml"
-    file.write_text(COMMON + PLANS[kind])
+def measured(root: Path, times: int, rng: random.Random) -> dict[str, Any]:
+    file = root / "grid.toml"
+    file.write_text(GRID)
     began = time.perf_counter()
-    in_child(file, root / f"{kind}-undisturbed", None)
+    in_child(file, root / "undisturbed", None)
     seconds, kills = time.perf_counter() - began, 0
     while kills < times and not in_child(
-        file, root / kind, rng.uniform(0.02, 0.18) * seconds
+        file, root / "killed", rng.uniform(0.02, 0.18) * seconds
     ):
         kills += 1
-    in_child(file, root / kind, None)
+    in_child(file, root / "killed", None)
     tables = [
         (folder / "table.csv").read_bytes()
-        for folder in (root / kind, root / f"{kind}-undisturbed")
+        for folder in (root / "killed", root / "undisturbed")
     ]
     same = (
         sum(
@@ -89,20 +82,12 @@ def measured(kind: str, root: Path, times: int, rng: random.Random) -> dict[str,
         )
         - 1
     )
-    rows = sweep(file, root / kind, collect=True)
-    pruned = (
-        f", {sum(row['state'] == 'pruned' for row in rows)} of them pruned"
-        if kind == "search"
-        else ""
-    )
+    rows = sweep(file, root / "killed", collect=True)
     print(
-        f"{kind}: {same} of {len(rows)} rows equal after {kills} kills{pruned}"
+        f"{same} of {len(rows)} rows equal after {kills} kills"
         f" ({seconds:.0f} s undisturbed)"
     )
-    what = (
-        f"rows of a {kind} of {len(rows)} trainings{pruned} that are equal after"
-        f" {kills} kills"
-    )
+    what = f"rows of a grid of {len(rows)} trainings that are equal after {kills} kills"
     return {
         "what": what,
         "value": same,
@@ -126,9 +111,9 @@ def main() -> None:
     load("digits-lt")  # read once, here
     with tempfile.TemporaryDirectory() as place:
         rng = random.Random(options.seed)
-        rows = [measured(kind, Path(place), options.times, rng) for kind in PLANS]
+        rows = [measured(Path(place), options.times, rng)]
     if options.record:
-        write("sweep", rows, ["rfdlc", "torch", "optuna"])
+        write("sweep", rows, ["rfdlc", "torch"])
     sys.exit(any(row["value"] < row["required"] for row in rows))
 
 

@@ -50,7 +50,6 @@ ORDER_OF_TRAINING = (
     {"tuning"},
     {"train"},
     {"cross_validation", "plans"},
-    {"searching"},
     {"sweep"},
 )
 # Modules that implement one interface several times, and commands, which are named

@@ -1,5 +1,5 @@
-"""Sweeps: a grid, a search and a SLURM array end with the same table, however often
-they are killed.
+"""Sweeps: a grid and an array of jobs end with the same table, however often they are
+killed.
 """
 
 import json
@@ -7,10 +7,8 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,10 +18,7 @@ import rfdlc
 from rfdlc.cli import app
 from rfdlc.cli import sweep as sweep_command
 from rfdlc.errors import InputError
-from rfdlc.training import searching
-from rfdlc.training.plans import Plan, Search, row_of
-from rfdlc.training.run import Run
-from rfdlc.training.searching import ask
+from rfdlc.training.plans import Plan, row_of
 from rfdlc.training.sweep import names_of, summary
 
 GRID = """
@@ -39,22 +34,6 @@ preset = "features"
 [grid]
 method = ["ce", "la"]
 learning_rate = [0.05, 0.2]
-"""
-SEARCH = """
-data = "{data}"
-[settings]
-epochs = 4
-widths = [4]
-calibration = "temperature"
-checkpoint_every = 1
-method = "ce"
-preset = "features"
-[search]
-trials = 5
-startup = 2
-[search.space]
-learning_rate = {{ low = 1e-3, high = 0.5, log = true }}
-mixup = [0.0, 0.4]
 """
 
 
@@ -81,11 +60,11 @@ def written(tmp_path, text, data):
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    found = {"folder": folder}
-    for name, text in (("grid", GRID), ("search", SEARCH)):
-        rows = rfdlc.sweep(written(folder, text, data), folder / name)
-        found[name] = rows, (folder / name / "table.csv").read_text()
-    return found
+    rows = rfdlc.sweep(written(folder, GRID, data), folder / "grid")
+    return {
+        "folder": folder,
+        "grid": (rows, (folder / "grid" / "table.csv").read_text()),
+    }
 
 
 def killed(work, seconds):
@@ -101,18 +80,13 @@ def killed(work, seconds):
     return os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "longest"), [("grid", GRID, 1.2), ("search", SEARCH, 0.8)]
-)
-def test_killed_at_random_it_ends_with_the_same_table(
-    data, tmp_path, undisturbed, name, text, longest
-):
-    file, rng = written(tmp_path, text, data), random.Random(0)
+def test_killed_at_random_it_ends_with_the_same_table(data, tmp_path, undisturbed):
+    file, rng = written(tmp_path, GRID, data), random.Random(0)
     for _ in range(3):
-        killed(lambda: rfdlc.sweep(file, tmp_path / "out"), rng.uniform(0.1, longest))
+        killed(lambda: rfdlc.sweep(file, tmp_path / "out"), rng.uniform(0.1, 1.2))
     rows = rfdlc.sweep(file, tmp_path / "out")
-    assert rows == undisturbed[name][0]
-    assert (tmp_path / "out" / "table.csv").read_text() == undisturbed[name][1]
+    assert rows == undisturbed["grid"][0]
+    assert (tmp_path / "out" / "table.csv").read_text() == undisturbed["grid"][1]
 
 
 def test_a_grid_is_every_combination_as_trained_alone(data, tmp_path, undisturbed):
@@ -149,87 +123,10 @@ def test_a_grid_is_every_combination_as_trained_alone(data, tmp_path, undisturbe
         assert row["test_ece_deviation"] == pytest.approx(np.std(own, ddof=1))
 
 
-def test_a_search_has_no_metrics_of_test_data_in_its_table(undisturbed):
-    for name, has in (("grid", True), ("search", False)):
-        rows, text = undisturbed[name]
-        assert any("held_out_nll" in row for row in rows)
-        assert (
-            any("test" in column for row in rows for column in row)
-            == has
-            == ("test" in text.splitlines()[0])
-        )
-
-
-def test_a_search_prunes_what_is_worse_than_the_median(undisturbed, data, tmp_path):
-    rows = undisturbed["search"][0]
-    states = [row["state"] for row in rows]
-    assert set(states) == {"finished", "pruned"}
-    assert states[:2] == ["finished"] * 2
-    assert len({row["learning_rate"] for row in rows}) == 5
-    assert all("held_out_nll" in row for row in rows if row["state"] == "finished")
-    space = {
-        "x": {"low": 0.0, "high": 1.0},
-        "n": {"low": 1, "high": 3, "integer": True},
-        "kind": ["a", "b"],
-    }
-    search = Search.model_validate({"trials": 9, "space": space, "startup": 1})
-    records = [
-        {
-            "settings": {"x": 0.5, "n": 2, "kind": "a"},
-            "state": "finished",
-            "values": {1: 0.5, 2: 0.4},
-        }
-    ] * 3
-    trial = ask(search, records)
-    assert (
-        trial.params == ask(search, records).params
-    )  # by (seed, number), whoever asks
-    trial.report(0.45, 1)
-    assert not trial.should_prune()
-    trial.report(0.41, 2)
-    assert trial.should_prune()
-
-
-def test_a_search_among_trees_which_have_no_epochs(tmp_path, monkeypatch):
-    """Their value is the metric of the finished run; without one, Optuna would refuse
-    the trial.
-    """
-    config, out = rfdlc.TrainConfig(hold_out=0.1), tmp_path / "out"
-
-    def prepare(data, specs, *given):
-        run = Run(specs[0].out)
-        run.path.mkdir(parents=True)
-        run.config, nll = config, 0.5 + specs[0].settings["seed"] / 10
-        metrics = {"held_out_balanced": {"nll": nll}}
-        fitted = SimpleNamespace(
-            data=None, fit=lambda runs: run.write_json("metrics.json", metrics)
-        )
-        return fitted, [run]
-
-    monkeypatch.setattr(searching, "prepare_runs", prepare)
-    plan = Plan.model_validate(
-        {"data": "d", "search": {"trials": 3, "space": {"seed": [1, 2]}}}
-    )
-    rows = searching.search(plan, out)
-    assert [row["state"] for row in rows] == ["finished"] * 3
-    for row in rows:
-        (value,) = json.loads((out / row["run"] / "trial.json").read_text())[
-            "values"
-        ].values()
-        assert value == row["held_out_nll"] == 0.5 + row["seed"] / 10
-
-
-def test_the_jobs_of_a_slurm_array_give_the_same_table(data, tmp_path, undisturbed):
+def test_the_jobs_of_an_array_give_the_same_table(data, tmp_path, undisturbed):
     file, out = written(tmp_path, GRID, data), tmp_path / "out"
-    rows = rfdlc.sweep(file, out, engine="slurm", runs_per_job=2)
+    rows = rfdlc.sweep(file, out, collect=True)
     assert {row["state"] for row in rows} == {"waiting"}
-    script = (out / "sweep.sbatch").read_text()
-    assert "#SBATCH --array=0-1 --requeue --job-name=grid\n" in script
-    assert (
-        f"rfdlc sweep {file} --out {out} --runs-per-job 2 --job"
-        ' "$SLURM_ARRAY_TASK_ID"\n' in script
-    )
-    subprocess.run(["bash", "-n", out / "sweep.sbatch"], check=True)
     rfdlc.sweep(file, out, runs_per_job=2, job=1)
     states = [row["state"] for row in rfdlc.sweep(file, out, collect=True)]
     assert states == ["waiting"] * 2 + ["finished"] * 2
@@ -260,33 +157,12 @@ def test_a_run_that_diverges_does_not_end_the_sweep(data, tmp_path):
         ('data = "d"\n[grid]\nseed = []', r"grid.seed has no values"),
         ('data = "d', r"cannot be read as TOML"),
         (
-            'data = "d"\n[grid]\nseed=[1]\n[search]\ntrials=1\nspace={seed=[1]}',
-            r"has a search beside a grid",
-        ),
-        (
             'data = "digits-lt"\n[grid]\nlearning_rat=[1]',
             r"setting 'learning_rat' is unknown.*learning_rate",
         ),
         (
-            (
-                'data = "digits-lt"\n[settings]\ntune="auto"\n[search]\ntrials=1\n'
-                "space={seed=[1]}"
-            ),
+            ('data = "digits-lt"\n[settings]\ntune="auto"\n[grid]\nseed=[1]'),
             r"tune and budget are for a run that is trained alone",
-        ),
-        (
-            (
-                'data = "digits-lt"\n[search]\ntrials=1\nmetric="test_nll"\n'
-                "space={seed=[1]}"
-            ),
-            r"metric of a search.*test_nll",
-        ),
-        (
-            (
-                'data = "digits-lt"\n[search]\ntrials=1\n[search.space]\n'
-                "learning_rate={low=1,high=0}"
-            ),
-            r"search.space.learning_rate: low 1.0, high 0.0: expected low < high",
         ),
     ],
 )

@@ -37,23 +37,19 @@ EXPLAINED = (
 def sweep(
     grid: Annotated[
         Path,
-        Argument(
-            metavar="GRID.toml", help="Data, settings, and a grid, runs or a search."
-        ),
+        Argument(metavar="GRID.toml", help="Data, settings, and a grid or runs."),
     ],
     out: Annotated[
         Path | None,
         Option("--out", "-o", help="The folder of the runs; by default runs/GRID."),
     ] = None,
-    engine: Annotated[
-        str, Option("--engine", help="local, ray, or slurm, which writes a script.")
-    ] = "local",
+    engine: Annotated[str, Option("--engine", help="local or ray.")] = "local",
     address: Annotated[
         str | None, Option("--address", help="Of a Ray cluster; by default one here.")
     ] = None,
     runs_per_job: Annotated[
         int,
-        Option("--runs-per-job", help="For ray and slurm: runs side by side on a GPU."),
+        Option("--runs-per-job", help="For ray and --job: runs side by side on a GPU."),
     ] = 1,
     job: Annotated[
         int | None,
@@ -69,8 +65,7 @@ def sweep(
     form: FormatOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a grid of settings, or search among them; each run is in a folder of its
-    own.
+    """Train a grid of settings; each run is in a folder of its own.
 
     After an interruption, the same command continues. `table.csv` has one row per run.
 
@@ -78,11 +73,11 @@ def sweep(
 
     - `rfdlc sweep grid.toml`
     - `rfdlc sweep grid.toml --engine ray --address auto --runs-per-job 8`
-    - `rfdlc sweep grid.toml --out runs/grid --engine slurm`
+    - `rfdlc sweep grid.toml --runs-per-job 8 --job "$SLURM_ARRAY_TASK_ID"`
     - `rfdlc sweep grid.toml --out runs/grid --collect --format latex`
     """
     with ready():
-        from rfdlc.training.sweep import SCRIPT, folder_of, summary
+        from rfdlc.training.sweep import folder_of, summary
 
         where: dict[str, Any] = {
             "engine": engine,
@@ -100,11 +95,6 @@ def sweep(
         [f"{len(rows)} runs: {counts}; {folder / 'table.csv'}"],
         summary(rows),
     )
-    if engine == "slurm":
-        lines.append(
-            f"next: sbatch {folder / SCRIPT}; then rfdlc sweep {grid} --out {folder}"
-            " --collect"
-        )
     shown = _means(found, form) if found else []
     output(
         json,

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import as_csv, read_json, replacing
@@ -27,28 +27,6 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Range(_Section):
-    """What a search may choose a number from."""
-
-    low: float
-    high: float
-    log: bool = False
-    integer: bool = False
-
-
-class Search(_Section):
-    """A search by Optuna instead of a grid; `space` has lists of values, and ranges."""
-
-    trials: PositiveInt
-    space: dict[str, list[Any] | Range]
-    metric: str = "held_out_nll"
-    seed: int = 0
-    startup: PositiveInt = (
-        10  # trials at random before the sampler learns, and before any is pruned
-    )
-    prune: bool = True
-
-
 class Plan(_Section):
     """What a file asks for: settings of all runs, and those that differ."""
 
@@ -59,7 +37,6 @@ class Plan(_Section):
     settings: dict[str, Any] = {}
     grid: dict[str, list[Any]] = {}
     runs: list[dict[str, Any]] = Field([{}], min_length=1)
-    search: Search | None = None
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
@@ -87,10 +64,6 @@ class Plan(_Section):
                 f"{path}: grid.{name} has no values: expected a list such as [0.05,"
                 " 0.1]",
             )
-        both = found.search is not None and (found.grid or found.runs != [{}])
-        expect(
-            not both, f"{path}: has a search beside a grid or runs: keep one of them"
-        )
         return found
 
     def changes(self) -> list[dict[str, Any]]:
@@ -153,10 +126,8 @@ class Job(NamedTuple):
                 waiting.remove(lost)
 
 
-def row_of(path: Path, changes: Mapping[str, Any], test: bool = True) -> Row:
-    """A run in the table: without metrics where it is not finished, and without those
-    of `test` data if not asked.
-    """
+def row_of(path: Path, changes: Mapping[str, Any]) -> Row:
+    """A run in the table: without metrics where it is not finished."""
     row: Row = {"run": path.name, "state": "waiting", **changes}
     if (path / STOPPED).exists():
         return row | {"state": "diverged"}
@@ -166,12 +137,10 @@ def row_of(path: Path, changes: Mapping[str, Any], test: bool = True) -> Row:
         )
     metrics = read_json(path / "metrics.json")
     row["state"] = "finished"
-    for part, prefix in (("held_out_balanced", "held_out"), ("test", "test"))[
-        : 1 + test
-    ]:
+    for part, prefix in (("held_out_balanced", "held_out"), ("test", "test")):
         own = metrics.get(part, {})
         row |= {f"{prefix}_{name}": own[name] for name in METRICS_SHOWN if name in own}
-    if test and "test_tail_sensitive" in metrics:
+    if "test_tail_sensitive" in metrics:
         row["test_tail_sensitive_utility"] = metrics["test_tail_sensitive"].get(
             "mean_utility"
         )

@@ -1,5 +1,5 @@
 """Sweeps: many trainings from one TOML file, each in a run folder of its own, here, on
-Ray or as a SLURM array.
+Ray or one job at a time.
 
 The run folders are all that a sweep remembers. Started again, it continues them, and
 its table is the same.
@@ -7,7 +7,6 @@ its table is the same.
 
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,13 +15,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from rfdlc.errors import InputError, choose, expect
-from rfdlc.files import replacing
 from rfdlc.imports import IMPORTED, import_own
 from rfdlc.training.plans import OF_DATA, TABLE, Job, Plan, Row, row_of, write_rows
-from rfdlc.training.searching import search
 
-ENGINES = ("local", "ray", "slurm")
-SCRIPT = "sweep.sbatch"
+ENGINES = ("local", "ray")
 APART = (
     "backbone",
     "pretrained",
@@ -45,8 +41,7 @@ def sweep(
     networks: int = 24,
     collect: bool = False,
 ) -> list[Row]:
-    """Train a grid of settings, or search among them; each run is in a folder of its
-    own.
+    """Train a grid of settings; each run is in a folder of its own.
 
     After an interruption, make the same call again: finished runs stay, unfinished ones
     are continued, and the table is the same.
@@ -54,17 +49,16 @@ def sweep(
     Parameters
     ----------
     file
-        A TOML file with `data`, `settings` of all runs, and a `grid`, a list of `runs`
-        or a `search`.
+        A TOML file with `data`, `settings` of all runs, and a `grid` or a list of
+        `runs`.
     out
         The folder of the run folders and of `table.csv`; by default `out` of the file,
         or `runs/` and its name.
     engine, address
-        `local`: side by side in this process. `ray`: as tasks of a cluster. `slurm`:
-        write a script for an array.
+        `local`: side by side in this process. `ray`: as tasks of a cluster.
     runs_per_job, job
-        For `ray` and `slurm`: how many runs one job trains side by side. `job` trains
-        one of them, here.
+        For `ray` and `job`: how many runs one job trains side by side. `job` trains one
+        of them, here, as a task of an array does.
     networks, collect
         The largest number of networks of a stack; `collect` trains nothing.
 
@@ -78,12 +72,6 @@ def sweep(
     plan, folder = Plan.read(path), folder_of(path, out)
     choose("engine", engine, ENGINES)
     expect(runs_per_job >= 1, f"runs_per_job is {runs_per_job}: expected 1 or more")
-    if plan.search is not None:
-        expect(
-            engine == "local" and job is None,
-            "a search asks for one trial after another: use engine=local",
-        )
-        return search(plan, folder, collect=collect)
     changes = plan.changes()
     expect(
         len(changes) <= MOST_RUNS,
@@ -105,8 +93,6 @@ def sweep(
     if job is not None:
         expect(0 <= job < len(jobs), f"job is {job}: expected 0 to {len(jobs) - 1}")
         jobs[job].train(networks)
-    elif engine == "slurm":
-        write_script(folder, path, len(jobs), runs_per_job)
     elif engine == "ray" and not collect:
         _on_ray(jobs, address, networks)
     for each in jobs if engine == "local" and job is None and not collect else ():
@@ -190,35 +176,6 @@ def _train_in(folder: str, imports: Sequence[str], job: Job, networks: int) -> N
         os.chdir(folder)
     import_own(imports)
     job.train(networks)
-
-
-def write_script(folder: Path, file: Path, jobs: int, runs_per_job: int) -> Path:
-    """The SLURM script of an array with one task per job; a task that is put back into
-    the queue continues.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    own = [word for name in IMPORTED for word in ("--import", name)]
-    given = shlex.join(
-        [
-            *own,
-            "sweep",
-            str(file),
-            "--out",
-            str(folder),
-            "--runs-per-job",
-            str(runs_per_job),
-        ]
-    )
-    job_name = re.sub(r"[^A-Za-z0-9_.-]", "-", file.stem)
-    log = shlex.quote(str(folder / "slurm-%a.log"))
-    text = f"""#!/bin/bash
-#SBATCH --array=0-{jobs - 1} --requeue --job-name={job_name}
-#SBATCH --gpus-per-task=1 --cpus-per-task=8 --output={log}
-rfdlc {given} --job "$SLURM_ARRAY_TASK_ID"
-"""
-    with replacing(folder / SCRIPT) as beside:
-        beside.write_text(text, "utf-8")
-    return folder / SCRIPT
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:

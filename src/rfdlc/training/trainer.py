@@ -105,9 +105,6 @@ class Trainer:
         self.data, self.group = data, group
         self.stacker = Stacker(data, backbone, group, networks)
         self.announced: dict[str, str] = {}
-        self.watch: Callable[[Run], None] = lambda run: (
-            None
-        )  # called after each epoch of a run; may raise to end it
 
     def check(self, run: Run) -> None:
         """Raise for a run that cannot be trained here, or whose folder holds another
@@ -233,7 +230,6 @@ class Trainer:
                             _checkpoint(
                                 run, member.model.net, own, stop or leaves or ended, due
                             )
-                            self.watch(run)
                         where = (
                             f"epoch {epoch.epoch} of {stack.run.epochs}  loss"
                             f" {epoch.losses[0]:.3f}"
