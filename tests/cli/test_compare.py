@@ -127,8 +127,6 @@ def test_more_than_eight_runs_can_be_compared(run, grid):
     files = [f"runs/method=ce,seed={seed}" for seed in [0] * 9]
     code, _, err = run("report", *files, "--out", "r.html")
     assert (code, "9 runs: expected 1 to 8" in err) == (2, True)
-    code, _, err = run("plot", *files, "--kind", "reliability", "--out", "r.svg")
-    assert (code, "9 runs: expected 1 to 8" in err) == (2, True)
 
 
 def test_tables_for_a_paper(run, grid):

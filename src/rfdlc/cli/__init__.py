@@ -33,7 +33,7 @@ IMPORT = (
 )
 VERSION = "Print the version and exit."
 COMMANDS = {
-    decide: ("decide", "evaluate", "report", "plot", "compare", "mislabelled"),
+    decide: ("decide", "evaluate", "report", "compare", "mislabelled"),
     data: ("inspect",),
     demo: ("demo",),
     train: ("methods", "train", "resume", "fork"),

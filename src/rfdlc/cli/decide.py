@@ -1,5 +1,5 @@
-"""Commands on anybody's predictions: `rfdlc decide`, `evaluate`, `report`, `plot`,
-`compare`, `mislabelled`.
+"""Commands on anybody's predictions: `rfdlc decide`, `evaluate`, `report`, `compare`,
+`mislabelled`.
 """
 
 import warnings
@@ -412,43 +412,6 @@ def report(
         else []
     )
     output(json, summary, *shown, f"Written to {out}: open it in a browser.", *hint)
-
-
-@takes_request
-def plot(
-    files: Files,
-    kind: Annotated[
-        str,
-        Option(
-            "--kind",
-            "-k",
-            help="frontier, reliability, tail, confusion or risk-coverage.",
-        ),
-    ],
-    request: LabelledRequest,
-    out: Annotated[
-        Path, Option("--out", "-o", help="The file to write: .svg, .pdf or .png.")
-    ] = Path("figure.svg"),
-    json: JsonOption = False,
-) -> None:
-    """Draw one figure for a paper or a slide; several runs are drawn together.
-
-    **Examples**
-
-    - `rfdlc plot runs/a --kind reliability -o reliability.svg`
-    - `rfdlc plot runs/a runs/b --kind frontier -o frontier.pdf`
-    - `rfdlc plot probs.csv --classes counts.csv --kind tail -o tail.png`
-    """
-    from rfdlc.integrations.report import plots
-
-    check_writable(out)
-    plots.check(kind, out)
-    plots.draw(_runs(files, request), kind, out)
-    output(
-        json,
-        {"out": str(out), "kind": kind, "runs": [str(file) for file in files]},
-        f"Written to {out}.",
-    )
 
 
 @takes_request

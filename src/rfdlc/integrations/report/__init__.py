@@ -1,1 +1,1 @@
-"""The report: one HTML file that opens anywhere, and plots for papers."""
+"""The report: one HTML file that opens anywhere."""

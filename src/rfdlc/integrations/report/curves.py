@@ -1,4 +1,4 @@
-"""The numbers that the page and the plots draw; they are those of `evaluate` and
+"""The numbers that the page draws; they are those of `evaluate` and
 `rfdlc.decide.metrics`.
 """
 
