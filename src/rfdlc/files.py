@@ -180,6 +180,25 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def check_version(
+    where: object, table: Mapping[str, Any], kind: str, version: int
+) -> None:
+    """Raise unless what a file says of itself is this kind of file, in this version of
+    its format.
+    """
+    if table.get("format") != kind:
+        raise InputError(
+            f"{where} is of format {table.get('format')!r}: expected {kind!r}"
+        )
+    if table.get("version") == version:
+        return
+    maker = f", written by rfdlc {table['rfdlc']}" if "rfdlc" in table else ""
+    raise InputError(
+        f"{where} has format version {table.get('version')}{maker}: this rfdlc reads"
+        f" version {version}; write it again with this rfdlc"
+    )
+
+
 def check_expansion(path: Path, size: int, stored: int | None = None) -> None:
     """Raise where `size` bytes are unpacked from a much smaller file, or from files of
     `stored` bytes.

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -663,13 +662,21 @@ def test_json_round_trip(tmp_path, kind):
         "",
         "[]",
         "{}",
-        '{"format": "rfdlc-decider", "version": 3}',
-        '{"format": "rfdlc-decider", "version": 1}',
+        '{"format": "rfdlc-run", "version": 4}',
+        '{"format": "rfdlc-decider", "version": 4}',
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, text):
     (tmp_path / "d.json").write_text(text)
     with pytest.raises(InputError, match=r"d.json: cannot be read as a decider"):
+        Decider.load(tmp_path / "d.json")
+
+
+def test_a_decider_of_another_format_version_is_refused(tmp_path):
+    table = Decider(Utility.one_hot(2)).to_dict()
+    (tmp_path / "d.json").write_text(json.dumps({**table, "version": 3}))
+    message = r"version 3: this rfdlc reads version 4; write it again with this rfdlc"
+    with pytest.raises(InputError, match=message):
         Decider.load(tmp_path / "d.json")
 
 
@@ -713,28 +720,6 @@ def test_a_changed_rule_and_calibration():
     assert (
         again.replace(calibration="bias-corrected-temperature").fitted is again.fitted
     )
-
-
-def test_deciders_of_version_1_are_read():
-    path = Path(__file__).parents[1] / "compatibility" / "run-v1" / "decider.json"
-    written, decider = json.loads(path.read_text()), Decider.load(path)
-    assert decider.fitted.to_dict() == written["fitted"] | {
-        "error": 0.0
-    }  # which was not written
-    assert decider.to_dict()["version"] == 2
-    assert Decider.from_dict(decider.to_dict()).to_dict() == decider.to_dict()
-    z = np.random.default_rng(0).normal(size=(20, 10))
-    scores = z / written["fitted"]["temperature"] + np.array(
-        written["fitted"]["bias"] or 0
-    )
-    carried, target = (
-        written["fitted"]["prior"] or written["train_prior"],
-        written["target_prior"],
-    )
-    expected = softmax(
-        scores + (0 if target is None else np.log(np.divide(target, carried))), axis=1
-    )
-    assert np.asarray(decider.probabilities(z, logits=True)) == pytest.approx(expected)
 
 
 def test_deciders_are_immutable():

@@ -7,7 +7,6 @@ intervals cover 60% of the time.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from rfdlc.decide.outcomes import Outcomes, cross_fitted
 from tests.decide.test_calibrators import sites
 
 UTILITY, SHARE = Utility([[1, 0], [-3, 1]]), 0.8
-OLD_RUN = Path(__file__).parents[1] / "compatibility/run-v1"
 
 
 def draw(rng, groups=25, most=20):
@@ -375,10 +373,20 @@ def test_groups_are_kept_in_files_as_integers(tmp_path):
         Predictions(probabilities=given.scores.values, groups=[0, 1])
 
 
+def test_predictions_of_another_format_version_are_refused(tmp_path):
+    path = tmp_path / "p.npz"
+    arrays = {"probabilities": np.full((1, 2), 0.5), "version": np.array(2)}
+    np.savez(path, format=np.array("rfdlc-predictions"), **arrays)
+    message = r"p.npz has format version 2: this rfdlc reads version 1; write it again"
+    with pytest.raises(InputError, match=message):
+        Predictions.load(path)
+    np.savez(path, **arrays)  # somebody else's
+    assert len(Predictions.load(path)) == 1
+
+
 def test_files_without_groups_are_read(tmp_path):
-    for name in ("held-out.npz", "predictions.npz"):
-        loaded = Predictions.load(OLD_RUN / name)
-        assert loaded.groups is None
-        loaded.save(tmp_path / name)
-        with np.load(tmp_path / name, allow_pickle=False) as file:
-            assert "groups" not in file.files
+    path = tmp_path / "predictions.npz"
+    Predictions(probabilities=[[0.5, 0.5]], targets=[0]).save(path)
+    assert Predictions.load(path).groups is None
+    with np.load(path, allow_pickle=False) as file:
+        assert "groups" not in file.files

@@ -408,22 +408,6 @@ def test_scores_without_an_energy_are_judged_by_their_entropy(world):
     assert decider.fit_unfamiliar(own).unfamiliar.kind == "given"
 
 
-def test_thresholds_of_earlier_versions_are_read(world):
-    x, y = world["held"]
-    decider = Decider(Utility.one_hot(CLASSES).with_abstain(0)).fit_unfamiliar(
-        logits_of(x), y, logits=True, score="energy"
-    )
-    table = decider.to_dict()
-    assert table["unfamiliar"].pop("scales") == {}  # as they were written
-    read = Decider.from_dict(table)
-    assert read.unfamiliar == decider.unfamiliar
-    new = logits_of(world["new"][0])
-    flagged = read.unfamiliar.above(
-        energy(Scores(new[None], True)), new.argmax(axis=1), CLASSES
-    )
-    assert ((read.explain(new, logits=True).reason == "unfamiliar") == flagged).all()
-
-
 @pytest.fixture(scope="module")
 def watchful(world):
     """A decider with both a budget and thresholds, and a mixture of familiar and

@@ -1,7 +1,6 @@
 """A metric that is registered from outside is seen on every surface."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from rfdlc.decide.metrics import METRICS, Metric, register_metric
 from rfdlc.errors import InputError
 from rfdlc.integrations.sklearn.scoring import make_metric_scorer
 
-RUN = Path(__file__).parents[1] / "compatibility" / "run-v1"
 TABLE = (
     "id,cat,dog,newt,target\nx,0.5,0.3,0.2,dog\ny,0.2,0.7,0.1,cat\nz,0.1,0.1,0.8,newt\n"
 )
@@ -25,6 +23,14 @@ TABLE = (
 def top_2(outcomes):
     best = np.argsort(-outcomes.probabilities, axis=1)[:, :2]
     return float((best == outcomes.targets[:, None]).any(axis=1).mean())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Trained before the metric is registered."""
+    pytest.importorskip("torch")
+    place = tmp_path_factory.mktemp("runs") / "digits"
+    return rfdlc.train("digits-lt", "ce", place, epochs=1, device="cpu").path
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +80,10 @@ def test_report(tmp_path):
     assert data["runs"][0]["metrics"]["top_2"] == 1
 
 
-def test_model_card():
-    pytest.importorskip("torch")
+def test_model_card(run):
     from rfdlc.integrations.onnx.exporting import Parity, card
 
-    model = rfdlc.Model.load(RUN)
+    model = rfdlc.Model.load(run)
     text = card(model, "model.onnx", "float32", Parity(1, "test samples", 0.0, 0, 0))
     assert "| top-2 accuracy |" in text
     assert '{"type": "top_2", "value": ' in text
@@ -93,8 +98,8 @@ def test_scorer():
     )
 
 
-def test_older_results_are_read_without_it():
-    values = json.loads((RUN / "metrics.json").read_text())["test"]
+def test_older_results_are_read_without_it(run):
+    values = json.loads((run / "metrics.json").read_text())["test"]
     from rfdlc.cli.train import metrics_table
 
     assert "top-2 accuracy" not in [

@@ -166,7 +166,7 @@ def test_a_fork_keeps_the_warmup_of_its_run_and_not_of_its_length(tmp_path):
     assert rfdlc.fork(path, tmp_path / "longer", epochs=15).config.warmup == 5
     table = json.loads((path / "config.json").read_text())
     assert table["settings"]["warmup"] == 1
-    table["settings"]["warmup"] = 5  # of an earlier version
+    table["settings"]["warmup"] = 5
     (path / "config.json").write_text(json.dumps(table))
     assert rfdlc.fork(path, tmp_path / "same").config.warmup == 5
 

@@ -2,8 +2,6 @@
 that name the fix.
 """
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -13,13 +11,11 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.errors import InputError
-from rfdlc.training.config import TrainConfig
 from rfdlc.training.factories import routed
 from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.losses import GlobalBatch, RunLosses, mean_loss
 from rfdlc.training.methods import METHODS, Method, Option, Stage, resolve
 from rfdlc.training.model import new_decider
-from rfdlc.training.run import Run
 
 M, B, C = 2, 6, 4
 SMALL = {"epochs": 1, "widths": (8,), "batch_size": 128, "calibration": "temperature"}
@@ -361,12 +357,3 @@ def test_the_loss_of_a_method_for_tests():
         mean_loss(loss(z, y, torch.ones(()))), nn.functional.cross_entropy(adjusted, y)
     )
     assert method.configure({"prior_tau": ()}).prior_tau == ()
-
-
-def test_a_folder_without_a_setting_has_its_default_not_the_methods(tmp_path):
-    rfdlc.train("digits-lt", "ldam", tmp_path / "run", **SMALL)
-    table = json.loads((tmp_path / "run" / "config.json").read_text())
-    del table["settings"]["schedule"]
-    (tmp_path / "run" / "config.json").write_text(json.dumps(table))
-    assert METHODS["ldam"].settings["schedule"] == "step"
-    assert Run(tmp_path / "run").config.schedule == TrainConfig().schedule == "cosine"

@@ -372,14 +372,6 @@ def test_resume_needs_the_same_data(tmp_path, monkeypatch):
         match=r"other contents \(\w+, now \w+\): pass the data that it was trained on",
     ):
         rfdlc.resume(tmp_path / "run", changed)
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    config["data"]["fingerprint"] = run_module._fingerprint_of_some(
-        data
-    )  # as earlier versions wrote it
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    rfdlc.resume(tmp_path / "run", data)
-    with pytest.raises(InputError, match="other labels or samples"):
-        rfdlc.resume(tmp_path / "run", rfdlc.load("digits-lt", factor=10))
 
 
 def flipped(path, place=-5):

@@ -2,9 +2,7 @@
 training rows, kept in the model.
 """
 
-import json
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -218,21 +216,6 @@ def test_a_run_keeps_its_logs(tmp_path, monkeypatch):
     )
     with pytest.raises(InputError, match="weights do not fit"):
         rfdlc.Model.load(tmp_path / "run")
-
-
-def test_a_mixture_of_the_previous_version_predicts_as_before():
-    """Its amounts are skewed, and its linear models were fitted to standardised
-    ones.
-    """
-    folder = Path(__file__).parents[1] / "compatibility" / "mixture-v2"
-    model = rfdlc.Model.load(folder / "run", device="cpu")
-    assert {"linear", "quadratic"} < set(model.net.members)
-    found = model.decider.probabilities(model.predict(folder / "new.csv"))
-    np.testing.assert_allclose(
-        found,
-        json.loads((folder / "expected.json").read_text())["probabilities"],
-        atol=1e-6,
-    )
 
 
 def test_trees_alone_have_no_logs():

@@ -3,7 +3,6 @@ folders, imported backbones.
 """
 
 import json
-import shutil
 import traceback
 import warnings
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -27,7 +25,6 @@ from rfdlc.training import trainer
 from rfdlc.training.methods import METHODS, Method
 
 SOURCE = str(Path(rfdlc.__file__).parent)
-OLD = Path(__file__).parents[1] / "compatibility" / "run-v1"
 SMALL = {"epochs": 1, "widths": (8,), "calibration": "temperature"}
 
 
@@ -175,67 +172,23 @@ def test_the_plan_is_announced_and_every_step_counts(tmp_path, monkeypatch, caps
     ]
 
 
-# -- run folders of version 1
-# --------------------------------------------------------------------------------------
-
-
-def test_a_run_of_version_1_is_loaded_and_predicts_the_same():
-    model = rfdlc.Model.load(OLD)
-    saved = rfdlc.Predictions.load(OLD / "predictions.npz")
-    found = model.predict("digits-lt")
-    assert np.allclose(found.scores.values, saved.scores.values, atol=1e-5)
-    assert np.array_equal(model.decider.decide(found), model.decider.decide(saved))
-
-
-def test_settings_that_are_gone_are_left_out(tmp_path):
-    shutil.copytree(OLD, tmp_path / "run")
-    table = json.loads((tmp_path / "run/config.json").read_text())
-    table["settings"] |= {
-        "consistency_target": "ensemble",
-        "consistency_view": "weak",
-        "consistency_temperature": 1.0,
-    }
-    (tmp_path / "run/config.json").write_text(json.dumps(table))
-    assert rfdlc.Model.load(tmp_path / "run").config == rfdlc.Model.load(OLD).config
-
-
-def test_a_run_of_version_1_is_resumed(tmp_path):
-    shutil.copytree(OLD, tmp_path / "run")
-    for name in ("model.safetensors", "decider.json", "metrics.json"):
-        (tmp_path / "run" / name).unlink()
-    rfdlc.resume(tmp_path / "run")
-    old, new = (
-        load_file(folder / "model.safetensors") for folder in (OLD, tmp_path / "run")
-    )
-    assert old.keys() == new.keys()
-    assert all(torch.equal(old[name], new[name]) for name in old)
-    old, new = (
-        rfdlc.Predictions.load(folder / "predictions.npz")
-        for folder in (OLD, tmp_path / "run")
-    )
-    np.testing.assert_allclose(new.scores.values, old.scores.values, atol=1e-6)
-    assert (
-        rfdlc.Model.load(tmp_path / "run").decider.target_prior is None
-    )  # decided without a correction, as then
-
-
 def test_a_wrong_target_prior_is_refused_before_there_is_a_folder(tmp_path):
     with pytest.raises(InputError, match="target_prior 'foo' is unknown"):
         rfdlc.train("digits-lt", out=tmp_path / "run", target_prior="foo")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_later_version_is_refused_by_name(tmp_path):
-    table = json.loads((OLD / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps({**table, "version": 3, "rfdlc": "0.9.0"})
-    )
+def test_a_run_folder_of_another_format_version_is_refused(tmp_path):
+    path = rfdlc.train("digits-lt", "ce", tmp_path / "run", epochs=1, widths=(4,)).path
+    table = json.loads((path / "config.json").read_text())
+    other = {**table, "version": 2, "rfdlc": "0.0.9"}
+    (path / "config.json").write_text(json.dumps(other))
     message = (
-        r"has format version 3, written by rfdlc 0.9.0: this rfdlc .* reads versions 1"
-        r" and 2"
+        r"config.json has format version 2, written by rfdlc 0.0.9: this rfdlc reads"
+        r" version 3; write it again with this rfdlc"
     )
     with pytest.raises(InputError, match=message):
-        rfdlc.Model.load(tmp_path)
+        rfdlc.Model.load(path)
 
 
 # -- backbones that are imported

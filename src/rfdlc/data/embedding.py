@@ -12,6 +12,7 @@ from rfdlc.data.images import Resizing
 from rfdlc.errors import InputError
 from rfdlc.files import sha256_of
 
+VERSION = 1  # of the format: another number for whatever changes what is said
 OUTPUT = "output"  # the name of what a network returns, among its layers
 
 
@@ -35,6 +36,8 @@ class Embedding(BaseModel):
     width, weights, file
         The number of features; the SHA-256 of the weights, and the name of their file
         beside the features.
+    version : int
+        Of this format.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,6 +56,7 @@ class Embedding(BaseModel):
     width: PositiveInt = 1
     weights: str = ""
     file: str = ""
+    version: int = VERSION
     place: Path | None = Field(
         None, exclude=True
     )  # of the weights, where they were found
@@ -61,7 +65,7 @@ class Embedding(BaseModel):
     def read(cls, text: Any, where: object) -> "Embedding":
         """From JSON or a mapping; raises for anything else."""
         try:
-            return (
+            embedding = (
                 cls.model_validate_json(text)
                 if isinstance(text, str | bytes)
                 else cls.model_validate(text)
@@ -73,6 +77,13 @@ class Embedding(BaseModel):
                 f"{where}: how the features were made is damaged ({problem}); embed"
                 " again"
             ) from None
+        if embedding.version != VERSION:
+            raise InputError(
+                f"{where}: how the features were made has format version"
+                f" {embedding.version}: this rfdlc reads version {VERSION}; embed again"
+                " with this rfdlc"
+            )
+        return embedding
 
     def beside(self, path: Path) -> "Embedding":
         """With the file of weights beside the features, where it is there."""

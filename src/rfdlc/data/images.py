@@ -124,10 +124,10 @@ class Resizing:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Resizing":
-        """As run folders and exported models keep it; those of earlier versions have
-        `centre` alone.
+        """As run folders and exported models keep it; as usual for other samples than
+        images.
         """
-        known = table.get("resizing") or {"centre": float(table.get("centre", 1))}
+        known = table.get("resizing") or {}
         return cls(**known, usual_cut=float(table.get("usual_cut", 0)))
 
     def to_dict(self) -> dict[str, Any]:

@@ -557,7 +557,7 @@ class TableEncoder:
             {
                 **column,
                 "categories": tuple(column["categories"]),
-                "missing": tuple(column.get("missing", ())),
+                "missing": tuple(column["missing"]),
             }
             for column in table["columns"]
         ]

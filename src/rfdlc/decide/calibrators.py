@@ -90,9 +90,7 @@ class Calibrator(Protocol):
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`; lists become tuples."""
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        known = {
-            name: table[name] for name in names if name in table
-        }  # earlier versions wrote fewer
+        known = {name: table[name] for name in names}
         return cls(
             **{
                 name: tuple(value) if isinstance(value, list) else value
@@ -414,17 +412,6 @@ class Auto(Calibrator):
             found,
             prior=_mean_prior([each or known for each in carried], [*shares.values()]),
         )
-
-    @classmethod
-    def from_dict(cls, table: Mapping[str, Any]) -> Self:
-        if "chosen" in table:  # earlier versions chose one
-            name = table["chosen"]
-            table = {
-                **table,
-                "weights": {name: 1.0},
-                "parameters": {name: table["parameters"]},
-            }
-        return super().from_dict(table)
 
     @cached_property
     def weighted(self) -> list[tuple[float, Calibrator]]:

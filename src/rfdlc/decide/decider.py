@@ -507,7 +507,7 @@ class Decider:
 
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> "Decider":
-        """The inverse of `to_dict`; also reads earlier versions."""
+        """The inverse of `to_dict`."""
         return cls(**saving.parameters_of(table))
 
     def save(self, path: str | Path) -> None:

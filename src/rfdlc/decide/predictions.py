@@ -37,9 +37,18 @@ from rfdlc.decide.scores import (
     is_index,
 )
 from rfdlc.errors import BrokenRows, InputError, expect, listing
-from rfdlc.files import OBJECTS, array_of, open_npz, parse_json, runs_inside
+from rfdlc.files import (
+    OBJECTS,
+    array_of,
+    check_version,
+    open_npz,
+    parse_json,
+    runs_inside,
+)
 from rfdlc.tables import CSV, SUFFIXES, CsvFile, open_table, parquet_files, read_numbers
 
+FORMAT = "rfdlc-predictions"
+VERSION = 1  # another number for whatever changes what an .npz file says
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
 KEYS = {
     "logits": ("logits",),
@@ -244,6 +253,8 @@ class Predictions:
     def save(self, path: str | Path) -> None:
         """Write an .npz file that holds plain arrays only."""
         arrays = {
+            "format": np.array(FORMAT),
+            "version": np.array(VERSION),
             self._kind: self.scores.values,
             "classes": (
                 np.array(json.dumps(self.classes.to_dict(), ensure_ascii=False))
@@ -594,6 +605,11 @@ def _from_npz(
             else f"damaged, or of another format ({error})"
         )
         raise InputError(f"cannot be read as .npz without pickle: {reason}") from None
+    said = {
+        name: found[name].tolist() for name in ("format", "version") if name in found
+    }
+    if said.get("format") == FORMAT:  # not somebody else's file
+        check_version(path, said, FORMAT, VERSION)
     arrays: dict[str, Any] = {}
     for name, keys in KEYS.items():
         present = [key for key in keys if key in found]

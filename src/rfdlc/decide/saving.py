@@ -1,4 +1,4 @@
-"""The file format of deciders: `decider.json` of this and earlier versions."""
+"""The file format of deciders: `decider.json`."""
 
 import base64
 from typing import TYPE_CHECKING, Any
@@ -9,17 +9,15 @@ from rfdlc.decide.budgets import Budget
 from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.unfamiliar import Unfamiliar
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import expect
+from rfdlc.files import check_version
 from rfdlc.imports import choose_registered
 
 if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
 
-FORMAT, VERSIONS = (
-    "rfdlc-decider",
-    (1, 2, 3),
-)  # 3 is written where there is something that 2 cannot hold
-ADDED = ("sets", "budget", "unfamiliar")  # by version 3
+FORMAT = "rfdlc-decider"
+VERSION = 4  # another number for whatever changes what a file says
+PARTS = ("sets", "budget", "unfamiliar")  # tables, or None
 SAVED = (
     "combine",
     "weights",
@@ -37,20 +35,19 @@ def as_table(decider: "Decider") -> dict[str, Any]:
         decider.fitted,
         decider.joint,
     )
-    added = {
-        name: getattr(decider, name)
-        for name in ADDED
-        if getattr(decider, name) is not None
-    }
+    parts = {name: getattr(decider, name) for name in PARTS}
     return {
         "format": FORMAT,
-        "version": 3 if added else 2,
+        "version": VERSION,
         "utility": decider.utility.to_dict(),
         **{
             name: value.tolist() if isinstance(value, np.ndarray) else value
             for name, value in parameters.items()
         },
-        **{name: each.to_dict() for name, each in added.items()},
+        **{
+            name: None if part is None else part.to_dict()
+            for name, part in parts.items()
+        },
         "fitted": {"name": fitted.name} | fitted.to_dict() if fitted else None,
         "calibrated_on": {
             kind: [f"{h:x}" for h in each.tolist()]
@@ -65,46 +62,28 @@ def as_table(decider: "Decider") -> dict[str, Any]:
 
 
 def parameters_of(table: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of the decider that a table of this or an earlier version
-    describes.
-    """
-    found, *earlier, newest = table.get("version"), *VERSIONS
-    expect(
-        table.get("format") == FORMAT and found in VERSIONS,
-        "not a decider that this version reads: format and version"
-        f" {(table.get('format'), found)}; expected {FORMAT!r},"
-        f" {', '.join(map(str, earlier))} or {newest}",
-    )
+    """The parameters of the decider that a table describes."""
+    check_version("it", table, FORMAT, VERSION)
     utility, fitted, joint = (
         Utility.from_dict(table["utility"]),
         table["fitted"],
-        table.get("joint"),
+        table["joint"],
     )
     if joint is not None:
         joint = np.frombuffer(base64.b64decode(joint), "<f4").reshape(
             2 * (len(utility.classes),)
         )
     if fitted is not None:
-        written = (
-            "temperature"
-            if fitted.get("bias") is None
-            else "bias-corrected-temperature"
-        )  # by version 1
-        fitted = CALIBRATORS[
-            choose_registered("calibration", fitted.get("name", written), CALIBRATORS)
-        ].from_dict(fitted)
-    seen = table.get("calibrated_on") or {}
-    seen = (
-        seen if isinstance(seen, dict) else {"scores": seen}
-    )  # as earlier versions wrote it
+        name = choose_registered("calibration", fitted["name"], CALIBRATORS)
+        fitted = CALIBRATORS[name].from_dict(fitted)
     seen = {
         kind: np.array([int(each, 16) % 2**64 for each in own], dtype=np.uint64)
-        for kind, own in seen.items()
+        for kind, own in table["calibrated_on"].items()
     }
     parameters = {name: table[name] for name in SAVED}
-    parameters["sets"] = table.get("sets")
+    parameters["sets"] = table["sets"]
     for name, kind in (("budget", Budget), ("unfamiliar", Unfamiliar)):
-        parameters[name] = None if table.get(name) is None else kind(**table[name])
+        parameters[name] = None if table[name] is None else kind(**table[name])
     return parameters | {
         "utility": utility,
         "fitted": fitted,

@@ -270,9 +270,7 @@ def warn_of_few(decider: "Decider") -> None:
     held-out samples have checked.
     """
     held = np.zeros(0) if decider.joint is None else decider.joint.sum(axis=0)
-    few = (
-        np.flatnonzero((held > 0) & (held < FEW)) if held.sum() > 1.5 else ()
-    )  # files of earlier versions have means
+    few = np.flatnonzero((held > 0) & (held < FEW))
     if len(few):
         names = decider.utility.classes.names
         warnings.warn(

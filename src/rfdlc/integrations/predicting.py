@@ -275,9 +275,7 @@ def trained_on(
     tells: copies are not known.
     """
     data = run.metadata["data"]
-    if "source" not in data or not isinstance(
-        data["fingerprint"], dict
-    ):  # in memory, or of an earlier version
+    if "source" not in data:  # in memory
         return 0
     files, own = (
         image_paths(source, root),

@@ -46,6 +46,7 @@ from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
 from rfdlc.files import (
     as_csv,
+    check_version,
     owned,
     parse_json,
     read_json,
@@ -58,16 +59,12 @@ from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.pretrained import Start, Weights
 from rfdlc.training.trial_plan import TUNING, Settings, TrialPlan
 
-FORMAT, VERSION, READABLE = "rfdlc-run", 2, (1, 2)
+FORMAT = "rfdlc-run"
+VERSION = 3  # another number for whatever changes what the folder says
 HASHED = 4096  # samples at a time
 PREFIXES = "net.", "state."  # of the tensors of a checkpoint
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 CHECKSUM = "sha256"  # in the metadata of files of weights
-GONE = {
-    "consistency_target",
-    "consistency_view",
-    "consistency_temperature",
-}  # settings of earlier versions
 
 Rows = list[dict[str, Any]]
 
@@ -202,18 +199,7 @@ class Run:
     def metadata(self) -> dict[str, Any]:
         """config.json: method, settings, and where the data came from."""
         table = self.read_json("config.json")
-        expect(
-            table.get("format") == FORMAT,
-            f"{self.path}/config.json is not of a run (expected format {FORMAT})",
-        )
-        version = (
-            f"{self.path} has format version {table.get('version')}, written by rfdlc"
-            f" {table.get('rfdlc')}"
-        )
-        expect(
-            table.get("version") in READABLE,
-            f"{version}: this rfdlc {__version__} reads versions 1 and 2",
-        )
+        check_version(self.path / "config.json", table, FORMAT, VERSION)
         for name, kind, inner in (
             ("method", str, ""),
             ("settings", dict, "method_options"),
@@ -231,24 +217,8 @@ class Run:
 
     @cached_property
     def config(self) -> TrainConfig:
-        """The settings; what a folder of an earlier version does not have is as it was
-        then, the default.
-        """
-        stored = self.metadata["settings"] | self.chosen
-        settings = {name: value for name, value in stored.items() if name not in GONE}
-        if (
-            "tune" not in settings and settings.get("augment") == "auto"
-        ):  # of earlier versions
-            settings["augment"] = "crop-flip"
-        if (
-            self.metadata["version"] == 1
-        ):  # its target prior was the prior to train for, and never corrected
-            settings = {
-                **settings,
-                "trained_prior": settings.get("target_prior", ()),
-                "target_prior": "scores",
-            }
-        return self.method.configure({**dict(TrainConfig()), **settings})
+        """The settings."""
+        return self.method.configure(self.metadata["settings"] | self.chosen)
 
     @property
     def tuning(self) -> TrialPlan | None:
@@ -580,22 +550,14 @@ def data_of(run: Run, data: Any = None) -> Dataset:
     if isinstance(given, Dataset):
         found = given
     else:
-        root, options = table.get("root"), table.get("options", {})
-        if "centre" in table and "fit" in options_of(
-            find_reader(given, root)[0]
-        ):  # earlier versions always cropped
-            options = {"fit": "crop"} | options
-        found = load(given, root=root, **options)
+        found = load(given, root=table.get("root"), **table.get("options", {}))
     before = table["fingerprint"]
-    if isinstance(before, dict):
-        now = fingerprint(found)
-        changed = [
-            f"{what} ({before.get(what)}, now {now[what]})"
-            for what in now
-            if before.get(what) != now[what]
-        ]
-    else:  # of earlier versions
-        changed = ["labels or samples"] if before != _fingerprint_of_some(found) else []
+    now = fingerprint(found)
+    changed = [
+        f"{what} ({before.get(what)}, now {now[what]})"
+        for what in now
+        if before.get(what) != now[what]
+    ]
     other = (
         f"{run.path} was trained on other data than {found.name}: other"
         f" {', '.join(changed)}"
@@ -639,20 +601,3 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
         "labels": labels.hexdigest()[:16],
         "contents": contents.hexdigest()[:16],
     }
-
-
-def _fingerprint_of_some(data: Dataset) -> str:
-    """As earlier versions wrote it: of the training labels in order, and of 64
-    samples.
-    """
-    digest = hashlib.sha256(np.ascontiguousarray(data.train.labels).tobytes())
-    some = np.linspace(0, len(data.train) - 1, min(64, len(data.train))).astype(
-        np.int64
-    )
-    few = data.train.take(some).inputs
-    digest.update(
-        "\n".join(few.names).encode()
-        if isinstance(few, ImageFiles)
-        else np.ascontiguousarray(few).tobytes()
-    )
-    return digest.hexdigest()[:16]

@@ -410,9 +410,7 @@ def _configure_fork(
     )
     expect(old.backbone not in TABULAR, f"{epochs}: start a new run with backbone=mlp")
     name, kind = data["name"], "images" if len(data["input_shape"]) == 3 else "table"
-    before = (
-        {} if old.preset == "auto" else {"preset": old.preset}
-    )  # runs of earlier versions did not keep it
+    before = {"preset": old.preset}
     plain = resolve(source.method_name, name, before, kind)[1]
     leading = {
         key: getattr(old, key) for key in ("backbone", "head", "epochs")

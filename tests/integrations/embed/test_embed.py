@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc.cli import app
+from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles, PackedText, Resizing
 from rfdlc.integrations import embedding as embedding_module
 from rfdlc.integrations.parts import Parts
@@ -32,6 +33,15 @@ SLOWLY = [sys.executable, "-m", "tests.integrations.slow_parts"]
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
 OPTIONS = {"image_size": 12, "mean": MEAN, "std": STD, "device": "cpu"}
 NAMES = ["ant", "bee", "cat"]
+
+
+def test_features_of_another_format_version_are_refused():
+    fields = {"backbone": "resnet8", "input_shape": (3, 12, 12)}
+    fields |= {"mean": MEAN, "std": STD}
+    assert Embedding.read(fields, "features.npz").width == 1
+    message = r"features.npz: .* has format version 2: this rfdlc reads version 1"
+    with pytest.raises(rfdlc.InputError, match=message):
+        Embedding.read({**fields, "version": 2}, "features.npz")
 
 
 @pytest.fixture(scope="module")

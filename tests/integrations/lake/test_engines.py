@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +18,6 @@ from rfdlc import Decider, InputError, Utility
 from rfdlc.integrations.deciding import DecideTable
 from rfdlc.integrations.frames import on_batches, on_frame, on_frames
 
-TABLE = Path(__file__).parents[2] / "compatibility" / "table-v1"
 NAMES = ["cat", "dog", "newt"]
 STARTS_WITHIN = 60  # seconds
 
@@ -35,6 +33,27 @@ def decide():
     return DecideTable(
         Decider(Utility([[1, 0, -1], [0, 1, -1], [-4, -4, 1]], NAMES)), keep=("id",)
     )
+
+
+@pytest.fixture(scope="module")
+def model_of_rows(tmp_path_factory):
+    """A run on a table with numbers and texts, and new rows."""
+    pytest.importorskip("torch")
+    folder, rng = tmp_path_factory.mktemp("rows"), np.random.default_rng(0)
+    age, label = rng.normal(size=60), np.repeat(["ill", "well"], [20, 40])
+    columns = {"age": age, "site": rng.choice(["a", "b", "c"], 60), "label": label}
+    csv.write_csv(pa.table(columns), folder / "train.csv")
+    csv.write_csv(pa.table(columns).select(["age", "site"])[:5], folder / "new.csv")
+    rfdlc.train(
+        folder / "train.csv",
+        "ce",
+        folder / "run",
+        data_options={"target": "label"},
+        backbone="mlp",
+        epochs=2,
+        device="cpu",
+    )
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +111,12 @@ def test_ray_decides_as_the_library(ray, scores, decide, tmp_path):
     assert table.to_pydict() == decide(scores).to_pydict()
 
 
-def test_ray_predicts_as_the_library_although_an_actor_is_killed(ray, tmp_path):
-    pytest.importorskip("torch")
+def test_ray_predicts_as_the_library_although_an_actor_is_killed(
+    ray, tmp_path, model_of_rows
+):
     from rfdlc.integrations import ray as stages
 
-    rows = csv.read_csv(TABLE / "new.csv").to_pydict()
+    rows = csv.read_csv(model_of_rows / "new.csv").to_pydict()
     rows = {name: cells * 40 for name, cells in rows.items()}
     number = list(range(len(next(iter(rows.values())))))
     samples, killed = (
@@ -115,35 +135,36 @@ def test_ray_predicts_as_the_library_although_an_actor_is_killed(ray, tmp_path):
     dying = SimpleNamespace(
         map_batches=lambda stage, **given: samples.map_batches(Dying, **given)
     )
-    found = stages.predict(dying, TABLE / "run", keep=["number"], concurrency=1)
+    found = stages.predict(dying, model_of_rows / "run", keep=["number"], concurrency=1)
     table = pa.concat_tables(ray.get(found.to_arrow_refs())).sort_by("number")
     assert killed.exists()
     assert table["number"].to_pylist() == number
     source = tmp_path / "rows.csv"
     csv.write_csv(pa.table(rows), source)
-    rfdlc.predict(TABLE / "run", source, tmp_path / "local.parquet")
+    rfdlc.predict(model_of_rows / "run", source, tmp_path / "local.parquet")
     local = pq.read_table(tmp_path / "local.parquet")
     assert table["action"].to_pylist() == local["action"].to_pylist()
-    for name in rfdlc.Model.load(TABLE / "run").classes.names:
+    for name in rfdlc.Model.load(model_of_rows / "run").classes.names:
         np.testing.assert_allclose(
             table[name].to_numpy(), local[name].to_numpy(), rtol=1e-5
         )
 
 
-def test_ray_as_an_engine_of_the_command(ray, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("torch")
+def test_ray_as_an_engine_of_the_command(
+    ray, tmp_path, monkeypatch, capsys, model_of_rows
+):
     from rfdlc.cli import main
 
     rfdlc.predict(
-        TABLE / "run",
-        TABLE / "new.csv",
+        model_of_rows / "run",
+        model_of_rows / "new.csv",
         tmp_path / "local.parquet",
         target_prior="uniform",
     )
     words = [
         "predict",
-        str(TABLE / "run"),
-        str(TABLE / "new.csv"),
+        str(model_of_rows / "run"),
+        str(model_of_rows / "new.csv"),
         "--out",
         str(tmp_path / "out"),
         "--json",
@@ -164,9 +185,8 @@ def test_ray_as_an_engine_of_the_command(ray, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["predictions.npz", "there"])
-def test_ray_needs_a_new_folder(name, tmp_path):
+def test_ray_needs_a_new_folder(name, tmp_path, model_of_rows):
     """Before anything is started."""
-    pytest.importorskip("torch")
     from rfdlc.integrations.ray import predict_source
 
     (tmp_path / "there").mkdir()
@@ -174,7 +194,9 @@ def test_ray_needs_a_new_folder(name, tmp_path):
         rfdlc.InputError,
         match=f"{name}: engine ray writes Parquet files into a new folder",
     ):
-        predict_source(TABLE / "run", TABLE / "new.csv", tmp_path / name)
+        predict_source(
+            model_of_rows / "run", model_of_rows / "new.csv", tmp_path / name
+        )
 
 
 def test_the_embedding_stage_computes_what_embed_writes(tmp_path):

@@ -9,7 +9,6 @@ import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,11 +26,12 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def file():
+def file(run, tmp_path_factory):
     """An exported digits model: a process loads it sooner than a run, for tests of the
     process.
     """
-    return Path(__file__).parents[2] / "compatibility" / "model-v1.onnx"
+    place = tmp_path_factory.mktemp("exported") / "model.onnx"
+    return rfdlc.export(run, place).path
 
 
 @pytest.fixture(scope="session")

@@ -261,14 +261,10 @@ def _describe(model: Model) -> dict[str, Any]:
     }
     samples |= {"image_files": IMAGE_FILES} if len(model.input_shape) == 3 else {}
     samples["encoder"] = None if encoder is None else encoder.to_dict()
-    decider = model.decider.to_dict()
-    version = max(
-        onnx_model.VERSION, decider["version"]
-    )  # both are 3 with sets, a budget or unfamiliar samples
     described = {
         "format": onnx_model.FORMAT,
-        "version": version,
-        "decider": decider,
+        "version": onnx_model.VERSION,
+        "decider": model.decider.to_dict(),
         **samples,
     }
     return {**described, "provenance": {**made_by, **made_from}}

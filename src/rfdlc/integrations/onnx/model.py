@@ -3,7 +3,6 @@ file must pass.
 """
 
 import hashlib
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,10 +23,10 @@ from rfdlc.decide.sets import Mask, PredictionSets, SetUtility
 from rfdlc.decide.unfamiliar import GIVEN
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.files import has_external_data
+from rfdlc.files import check_version, has_external_data, parse_json
 
 METADATA_KEY, FORMAT = "rfdlc", "rfdlc-onnx"
-VERSION, READABLE = 2, (1, 2, 3)  # in 1 a utility as input has 32 bits; 3 has sets
+VERSION = 4  # another number for whatever changes what a file says
 OUTPUTS = (
     "probabilities",
     "expected_utility",
@@ -102,10 +101,7 @@ class OnnxModel:
         )
         given = metadata.get("reference")  # probabilities of one sample at export
         self._reference = None if given is None else np.asarray(given, np.float64)
-        self._images, self._outdated = (
-            len(self.input_shape) == 3,
-            metadata["version"] == 1,
-        )
+        self._images = len(self.input_shape) == 3
         self._fixed = (
             self.input_shape[:1] if self.resize else self.input_shape
         )  # sides that every sample has
@@ -116,14 +112,8 @@ class OnnxModel:
         do not describe its graph.
         """
         session = _open(path)
+        metadata = _metadata_of(session, path)
         try:
-            metadata = json.loads(
-                session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "")
-            )
-            if metadata["format"] != FORMAT or metadata["version"] not in READABLE:
-                raise ValueError(
-                    f"format {metadata['format']!r}, version {metadata['version']!r}"
-                )
             model = cls(session, metadata, Path(path))
         except (
             ValueError,
@@ -133,8 +123,7 @@ class OnnxModel:
             RecursionError,
         ) as error:
             raise InputError(
-                f"{path}: the metadata are not those of an export of this version"
-                f" ({error})"
+                f"{path}: the metadata are not those of an export ({error})"
             ) from None
         try:
             model._check_graph()
@@ -177,9 +166,8 @@ class OnnxModel:
             decided.unfamiliar,
         )
         limited = self.decider.budget is not None
-        if (
-            self._outdated if self.utility_input else utility is not None
-        ):  # a budget is for the utility of the graph
+        # a budget is for the utility of the graph
+        if utility is not None and not self.utility_input:
             action = (
                 self.decider.replace(utility=chosen, budget=None)
                 .explain_probabilities(p, strange)
@@ -215,10 +203,9 @@ class OnnxModel:
         return array if self._images else as_inputs("samples", array)
 
     def _run(self, samples: NDArray[Any], utility: Utility) -> Decisions:
-        kind = np.float32 if self._outdated else np.float64
-        feed = {"inputs": samples} | (
-            {"utility": utility.matrix.astype(kind)} if self.utility_input else {}
-        )
+        feed = {"inputs": samples}
+        if self.utility_input:
+            feed["utility"] = utility.matrix
         names = outputs_of(self.decider)
         return Decisions(
             **dict(zip(names, self._session.run(list(names), feed), strict=True))
@@ -245,7 +232,7 @@ class OnnxModel:
         if self.decider.unfamiliar is not None:
             claimed["unfamiliar"] = ("tensor(bool)", [])
         if self.utility_input:
-            claimed["utility"] = (number if self._outdated else "tensor(double)", [])
+            claimed["utility"] = ("tensor(double)", [])
         values = (*self._session.get_inputs(), *self._session.get_outputs())
         graph = {
             v.name: (v.type, [side for side in v.shape[1:] if isinstance(side, int)])
@@ -284,6 +271,21 @@ class OnnxModel:
             off <= TOLERANCE,
             f"{other}: export it again, or use another version of onnxruntime",
         )
+
+
+def _metadata_of(session: Any, path: str | Path) -> dict[str, Any]:
+    """What an export says of itself, in the version of the format that is read."""
+    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "")
+    try:
+        metadata = parse_json(text)
+    except ValueError as error:
+        raise InputError(
+            f"{path}: the metadata are not those of an export ({error})"
+        ) from None
+    if not isinstance(metadata, dict):
+        raise InputError(f"{path}: the metadata are not those of an export")
+    check_version(path, metadata, FORMAT, VERSION)
+    return metadata
 
 
 def blank_sample(shape: tuple[int, ...], samples: int = 1) -> NDArray[Any]:

@@ -31,9 +31,7 @@ class ReadingMixin:
         X = self._without_names(X, reset)
         if reset:
             self.encoder_ = _encoder(X) if _needs_encoding(X) else None
-        encoder = getattr(
-            self, "encoder_", None
-        )  # pickles of earlier versions have none
+        encoder = self.encoder_
         by_name = hasattr(X, "columns") and (
             reset or hasattr(self, "feature_names_in_")
         )
@@ -74,11 +72,9 @@ class ReadingMixin:
             self.left_out_ = tuple(
                 name for name in map(str, getattr(X, "columns", ())) if name not in kept
             )
-        if not hasattr(X, "columns") or not (
-            left_out := getattr(self, "left_out_", ())
-        ):  # earlier pickles have none
+        if not hasattr(X, "columns") or not self.left_out_:
             return X
-        return X[[name for name in X.columns if str(name) not in left_out]]
+        return X[[name for name in X.columns if str(name) not in self.left_out_]]
 
     def _without_missing(self: Any, X: Any, reset: bool) -> Any:
         """Numbers (N, F) that may be NaN: encoded if training had some, otherwise
@@ -92,7 +88,7 @@ class ReadingMixin:
         )
         if reset and not known:
             self.encoder_ = TableEncoder.fit(_by_place(X, range(X.shape[1])), "X")
-        if (encoder := getattr(self, "encoder_", None)) is not None:
+        if (encoder := self.encoder_) is not None:
             return encoder.transform(
                 _by_place(dense(X), [column.name for column in encoder.columns])
             )
