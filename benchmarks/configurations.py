@@ -38,7 +38,7 @@ def _ours(**settings: Any) -> Config:
 # Which methods train exactly as another one does until their second stage, their last
 # touch or their decision.
 SAME_STAGE = {
-    **dict.fromkeys(("la-posthoc", "elkan", "cobb", "tau-norm", "crt"), "ce"),
+    **dict.fromkeys(("la-posthoc", "elkan", "tau-norm", "crt"), "ce"),
     "reweighted-elkan": "cb",
     "balanced-softmax": "la",
 }

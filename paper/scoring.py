@@ -20,7 +20,6 @@ Percentages are percentages. `utility` is always the mean utility under the pena
 whatever was decided for.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ from rfdlc.decide.evaluation import entries
 from rfdlc.decide.metrics import METRICS
 from rfdlc.decide.outcomes import Outcomes
 from rfdlc.decide.rules import largest
-from rfdlc.decide.scores import Floats
+from rfdlc.decide.scores import Floats, safe_log
 from rfdlc.files import read_json
 
 PENALTIES = (
@@ -126,6 +125,16 @@ def score(
 # --------------------------------------------------------------------------------------
 
 
+def eq12(p: Floats, utility: Utility) -> Indices:
+    """The actions of Eq. 12 as printed, the largest sum_y U[y, d] log p(y).
+
+    log p is never positive, so that a negative utility times log p is a reward: the
+    rule prefers the actions with the most penalties.
+    """
+    normalised = p / p.sum(axis=1, keepdims=True)
+    return largest(safe_log(normalised) @ utility.matrix.astype(p.dtype))
+
+
 def _plain(predictions: Predictions, split: str) -> tuple[list[Value], list[Point]]:
     """What follows from logits alone: the paper's protocol, and uncalibrated expected
     utility.
@@ -137,16 +146,13 @@ def _plain(predictions: Predictions, split: str) -> tuple[list[Value], list[Poin
     )
     averaged = Decider(one_hot, combine="mean-probabilities", calibration=None)
     by_probabilities = _probabilities(averaged, predictions)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # eq12 says itself that it is no good
-        eq12 = Decider(tail, calibration=None, rule="paper-eq12")
     decided = {
         "argmax": largest(by_logits),
         "mean-probabilities": largest(by_probabilities),
         "expected-utility": (
             averaged.replace(utility=tail).decide_probabilities(by_probabilities)
         ),
-        "eq12": eq12.decide_probabilities(by_probabilities),
+        "eq12": eq12(by_probabilities, tail),
     }
     found = [
         Value(split, name, *pair)

@@ -86,49 +86,11 @@ def test_one_hot_is_argmax_under_every_rule(problem):
     p, _ = problem
     top = np.sort(p, axis=1)
     assume((top[:, -1] - top[:, -2] > 1e-9).all())
-    for rule in ("expected-utility", "argmax", "cobb"):
+    for rule in ("expected-utility", "argmax"):
         assert (
             Decider(Utility.one_hot(p.shape[1]), rule=rule).decide(p).tolist()
             == p.argmax(axis=1).tolist()
         )
-    with pytest.warns(UserWarning, match=r"paper's Eq. 12"):
-        paper = Decider(Utility.one_hot(p.shape[1]), rule="paper-eq12")
-    assert paper.decide(p).tolist() == p.argmax(axis=1).tolist()
-
-
-@pytest.mark.filterwarnings("ignore:rule 'paper-eq12'")
-def test_equation_12_rewards_penalties():
-    """As the audit says: for the tail-sensitive utility it prefers the action with the
-    most penalties, the head.
-    """
-    classes = Classes.from_counts(range(30, 0, -1))
-    p = softmax(np.random.default_rng(0).normal(size=(500, 30)), axis=1)
-    utility = Utility.tail_sensitive(classes)
-    paper, bayes = (
-        Decider(utility, rule="paper-eq12").decide(p),
-        Decider(utility).decide(p),
-    )
-    naive = [
-        max(
-            range(30),
-            key=lambda d: sum(utility.matrix[y, d] * np.log(row[y]) for y in range(30)),
-        )
-        for row in p
-    ]
-    assert paper.tolist() == naive
-    assert (
-        paper == 0
-    ).mean() > 0.9  # the most frequent class has the most penalties in its column
-    assert (bayes == 0).mean() < 0.05
-    assert (paper != bayes).mean() > 0.5
-
-
-def test_cobb_is_the_log_of_shifted_expected_utility():
-    utility = Utility([[1, -3, 0], [0, 2, -1]], ["a", "b"])
-    p = np.array([[0.3, 0.7], [0.9, 0.1]])
-    decider = Decider(utility, rule="cobb")
-    assert decider.gains(p) == pytest.approx(np.log(p @ (utility.matrix + 4)))
-    assert decider.decide(p).tolist() == Decider(utility).decide(p).tolist()
 
 
 def test_argmax_never_hands_over_and_needs_every_class():
@@ -705,8 +667,6 @@ def test_a_changed_rule_and_calibration():
     decider = Decider(Utility([[1, 0], [0, 1]], ["a", "b"], ["go", "stop"]))
     with pytest.raises(InputError, match="an action for every class"):
         decider.replace(rule="argmax")
-    with pytest.warns(UserWarning, match="paper-eq12"):
-        assert decider.replace(rule="paper-eq12").rule == "paper-eq12"
     again = decider.replace(calibration="bias-corrected-temperature").fit(
         [[0.5, 0.5], [0.1, 0.9]], [0, 1]
     )
@@ -749,12 +709,6 @@ def test_a_run_folder_gives_its_decider(tmp_path):
     )
     decider.save(tmp_path / "decider.json")
     assert Decider.load(tmp_path).to_dict() == decider.to_dict()
-
-
-def test_cobb_keeps_small_differences_beside_a_large_range():
-    utility = Utility([[1, 0, -1e8], [0, 1, -1e8]], ["a", "b"], ["a", "b", "forbidden"])
-    p = np.array([[0.501, 0.499], [0.499, 0.501]], dtype=np.float32)
-    assert Decider(utility, rule="cobb").decide(p).tolist() == [0, 1]
 
 
 def test_a_utility_that_is_a_path_is_refused_in_copies_too():

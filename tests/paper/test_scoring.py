@@ -4,12 +4,15 @@ import json
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
 from paper import results
 from paper.folders import RECORD, copy_light
-from paper.scoring import Point, Value, score
+from paper.scoring import Point, Value, eq12, score
 from rfdlc.decide.classes import Classes
+from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.utility import Utility
 
 CLASSES = Classes.from_counts({"bird": 90, "airplane": 30, "ship": 10, "frog": 3})
 
@@ -47,6 +50,32 @@ def value(values, decision, metric, split="test"):
     ]
     assert len(found) == 1
     return found[0]
+
+
+def test_equation_12_rewards_penalties():
+    """As the audit says: for the tail-sensitive utility it prefers the action with the
+    most penalties, the head.
+    """
+    classes = Classes.from_counts(range(30, 0, -1))
+    p = softmax(np.random.default_rng(0).normal(size=(500, 30)), axis=1)
+    utility = Utility.tail_sensitive(classes)
+    bayes = Decider(utility).decide(p)
+    naive = [
+        max(
+            range(30),
+            key=lambda d: sum(utility.matrix[y, d] * np.log(row[y]) for y in range(30)),
+        )
+        for row in p
+    ]
+    paper = eq12(p, utility)
+    assert paper.tolist() == naive
+    assert (
+        paper == 0
+    ).mean() > 0.9  # the most frequent class has the most penalties in its column
+    assert (bayes == 0).mean() < 0.05
+    assert (paper != bayes).mean() > 0.5
+    one_hot = Utility.one_hot(30)
+    assert eq12(p, one_hot).tolist() == p.argmax(axis=1).tolist()
 
 
 def test_the_papers_decision_against_a_loop(run):

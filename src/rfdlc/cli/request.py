@@ -354,7 +354,7 @@ class Request(UtilityRequest):
     ] = None
     rule: Annotated[
         str | None,
-        Option(help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns)."),
+        Option(help="`expected-utility` or `argmax`."),
     ] = None
     groups: Annotated[str | None, Option(metavar="COLUMN", help=DEPENDENT)] = None
     logits: Annotated[

@@ -27,7 +27,7 @@ from rfdlc.decide.explaining import decided_values, explanation, gains_tell
 from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.predictions import Predictions, targets_of
 from rfdlc.decide.priors import Prior, PriorEstimate, as_groups, as_prior, as_weights
-from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, largest
+from rfdlc.decide.rules import RULES, Explanation, corrected, largest
 from rfdlc.decide.scores import (
     CorrectedProbabilities,
     Floats,
@@ -87,8 +87,8 @@ class Decider:
         The class prior to decide for; needs `train_prior`. By default that of the
         training data, if their counts and `train_prior` are known; None decides for the
         prior that the scores carry.
-    rule : {"expected-utility", "argmax", "cobb", "paper-eq12"}
-        The decision rule; all but the first are for comparison.
+    rule : {"expected-utility", "argmax"}
+        The decision rule; the second, of the most probable class, is for comparison.
     sets : {"u65", "u80"}, SetUtility or None
         How `decide_sets` answers with several classes; `fit_sets` gives sets with a
         promised coverage.
@@ -156,7 +156,7 @@ class Decider:
             object.__setattr__(
                 new, choose("parameter", name, self.__dataclass_fields__), value
             )
-        new._check(warn="rule" in changes or utility is not self.utility)
+        new._check(warn=utility is not self.utility)
         moved = [
             name
             for name in SCALED
@@ -625,12 +625,8 @@ class Decider:
         choose("combine", self.combine, COMBINATIONS)
         choose_registered("calibration", self.calibration or "none", CALIBRATORS)
         RULES[choose("rule", self.rule, RULES)](utility, None)
-        doubts = [
-            WARNINGS.get(self.rule, ""),
-            wording.UPSIDE_DOWN if utility.upside_down else "",
-        ]
-        for doubt in filter(None, doubts if warn else ()):
-            warnings.warn(doubt, stacklevel=4)
+        if warn and utility.upside_down:
+            warnings.warn(wording.UPSIDE_DOWN, stacklevel=4)
         if self.fitted is not None:
             check_affine(self.fitted, len(utility.classes))
         forms: dict[str, Callable[[Any], Any]] = {

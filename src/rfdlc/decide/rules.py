@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.priors import Prior
-from rfdlc.decide.scores import Floats, safe_log
+from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
@@ -237,24 +237,4 @@ def _linear(matrix: Floats, ratio: Prior | None, spread: float) -> Gain:
     return gain
 
 
-def _paper_eq12(utility: Utility, ratio: Prior | None) -> Gain:
-    return lambda p: safe_log(corrected(p, ratio)) @ utility.matrix.astype(p.dtype)
-
-
-def _cobb(utility: Utility, ratio: Prior | None) -> Gain:
-    shifted = (
-        utility.matrix - utility.matrix.min() + 1
-    )  # in 64 bits: in 32 a wide range would cost what differs
-    return lambda p: np.log(corrected(p, ratio).astype(np.float64) @ shifted)
-
-
 RULES: dict[str, Rule] = {"expected-utility": _expected_utility, "argmax": _argmax}
-RULES |= {"paper-eq12": _paper_eq12, "cobb": _cobb}
-WARNINGS = {
-    "paper-eq12": (
-        "rule 'paper-eq12' is the paper's Eq. 12 as printed, kept to rerun the paper:"
-        " log p <= 0, so a negative utility times log p is a reward, and the rule"
-        " prefers the action with the most penalties; use 'expected-utility' for"
-        " decisions"
-    )
-}

@@ -157,7 +157,7 @@ class Method:
     stages, combination
         The stages in order, and how particles are combined inside the network; by
         default a Decider averages them.
-    utility, rule, target_prior
+    utility, target_prior
         Those of the Decider that a training leaves behind. Any other utility can
         follow.
     mixes
@@ -182,7 +182,6 @@ class Method:
     stages: tuple[Stage, ...] = (Stage(),)
     combination: CombinationFactory = factories.as_they_are
     utility: Callable[[Classes], Utility] = Utility.one_hot
-    rule: str = "expected-utility"
     target_prior: str | None = None
     mixes: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -418,13 +417,6 @@ METHODS: dict[str, Method] = {
         "Elkan 2001 after Cui et al. 2019",
         _CB,
         utility=_COSTS,
-    ),
-    "cobb": Method(
-        "cross-entropy, then the largest log expected gain",
-        "Cobb et al. 2018",
-        _PLAIN,
-        utility=_COSTS,
-        rule="cobb",
     ),
     "tau-norm": Method(
         "cross-entropy, then class weights of more equal length",

@@ -501,14 +501,13 @@ def _samples_of(
 
 def new_decider(method: str, config: TrainConfig, classes: Classes) -> Decider:
     """A Decider that is not fitted, with the prior that the method's probabilities
-    carry, and its rule.
+    carry.
     """
     row = find_method(method)
     target, calibration = row.target_prior or config.target_prior, config.calibration
     known: dict[str, Any] = {
         "train_prior": row.carried(config, classes),
         "combine": config.combine,
-        "rule": row.rule,
     }
     known |= {"target_prior": None if target == "scores" else target}
     return Decider(

@@ -23,9 +23,7 @@ function lead(data, run) {
   const how =
     run.decider.rule === "argmax"
       ? "the most probable class"
-      : run.decider.rule === "expected-utility"
-        ? "the highest expected utility"
-        : `the rule ${run.decider.rule}`;
+      : "the highest expected utility";
   const mean = run.decider.combine === "mean-logits" ? "mean logits" : "mean probabilities";
   const source = run.particles > 1 ? `the ${mean} of ${run.particles} particles` : "the probabilities of the model";
   const calibrated =
