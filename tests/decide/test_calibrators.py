@@ -24,6 +24,7 @@ from rfdlc.decide.fitting import (
     HeldOut,
     not_held_out,
 )
+from rfdlc.decide.folds import stratified_folds
 from rfdlc.decide.scores import CorrectedProbabilities
 
 
@@ -534,6 +535,76 @@ def test_auto_with_one_sample_or_without_weight_is_a_temperature():
     assert weighted.weights == pytest.approx(alone.weights)
     for found, expected in zip(weighted.as_affine(), alone.as_affine(), strict=True):
         assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("calibration", sorted(CALIBRATORS))
+@hypothesis.settings(deadline=None, max_examples=6)
+@hypothesis.given(
+    st.integers(0, 999),
+    st.integers(2, 4),
+    st.integers(1, 2),
+    st.sampled_from([0.0, 1.0, 6.0]),
+    st.booleans(),
+)
+def test_weights_are_repetitions(calibration, seed, classes, particles, step, grouped):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(15, 120))
+    y = rng.choice(classes, size)
+    z = 2 * rng.normal(size=(particles, size, classes))
+    z[:, np.arange(size), y] += 1.5
+    if step:  # coarse scores, which samples share
+        z = np.round(z / step) * step
+    repeats = rng.integers(0, 4, size)
+    repeats[0] = 1
+    groups = rng.integers(0, 8, size) if grouped else np.arange(size)
+    counts = rng.integers(5, 100, classes).tolist()
+    decider = Decider(
+        Utility.one_hot(Classes.from_counts(counts)),
+        calibration=calibration,
+        train_prior="train",
+        weights=rng.random(particles) if particles > 1 else None,
+    )
+    options = {"logits": True, "balanced": seed % 2 == 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weighted = decider.fit(
+            z, y, sample_weight=repeats, groups=groups if grouped else None, **options
+        )
+        repeated = decider.fit(
+            z.repeat(repeats, axis=1),
+            y.repeat(repeats),
+            groups=groups.repeat(repeats) if grouped else None,
+            **options,
+        )
+    np.testing.assert_allclose(
+        weighted.probabilities(z, logits=True),
+        repeated.probabilities(z, logits=True),
+        atol=1e-9,
+    )
+    np.testing.assert_allclose(weighted.joint, repeated.joint, rtol=1e-5, atol=1e-6)
+
+
+def test_out_of_fold_copies_of_a_sample_are_held_out_together():
+    z, y = sample(np.random.default_rng(3), 60, [0.5, 0.3, 0.2])
+    fold = stratified_folds(z[None].repeat(4, axis=1), y.repeat(4), 5)
+    assert (fold.reshape(60, 4) == fold[::4, None]).all()
+    assert np.bincount(fold).tolist() == [48] * 5
+
+
+def test_samples_with_the_coarse_scores_of_a_tree_are_no_copies():
+    rng = np.random.default_rng(5)
+    leaf = rng.integers(0, 2, 400)
+    y = (rng.random(400) < np.array([0.2, 0.7])[leaf]).astype(int)
+    p = np.array([[0.9, 0.1], [0.1, 0.9]])[leaf]
+    fold = stratified_folds(p[None], y, 5)
+    counts = np.zeros((5, 2, 2))
+    np.add.at(counts, (fold, leaf, y), 1)
+    assert (counts > 0).all()  # each fold has both classes of both leaves
+    decider = Decider(Utility.one_hot(2)).fit(p, y)
+    found = np.asarray(decider.probabilities(p))[:, 1]
+    assert [found[leaf == k].mean() for k in (0, 1)] == pytest.approx(
+        [y[leaf == k].mean() for k in (0, 1)], abs=0.05
+    )
 
 
 def test_auto_does_not_depend_on_the_order_of_the_classes():

@@ -143,11 +143,13 @@ def newton(
     return best, value, curvature
 
 
-def not_held_out(log_p: Floats, counts: NDArray[Any]) -> NDArray[np.bool_]:
+def not_held_out(
+    log_p: Floats, counts: NDArray[Any], sample_weight: Floats | None = None
+) -> NDArray[np.bool_]:
     """Classes (C,) without a sample that scores expect too many of for that to be
     chance (Poisson, Bonferroni).
     """
-    expected = counts.sum() * softmax(log_p).mean(axis=0)
+    expected = counts.sum() * np.average(softmax(log_p), axis=0, weights=sample_weight)
     return (counts == 0) & (expected > np.log(len(counts) / BY_CHANCE))
 
 
@@ -169,12 +171,13 @@ class HeldOut:
         train_prior: Prior | None = None,
         **_: Any,
     ) -> None:
+        repeats = np.ones(len(targets))
+        if sample_weight is not None:
+            counted = np.asarray(sample_weight) > 0
+            log_p, targets = log_p[counted], targets[counted]
+            repeats = np.asarray(sample_weight, dtype=np.float64)[counted]
         self.targets, self.rows = targets, np.arange(len(targets))
-        repeats = (
-            np.ones(len(targets))
-            if sample_weight is None
-            else np.asarray(sample_weight, dtype=np.float64)
-        )
+        self.samples = repeats.sum()
         counts = np.bincount(targets, repeats, minlength=log_p.shape[1])
         each = (
             1 / (np.maximum(counts, 1e-300) * (counts > 0).sum())[targets]
@@ -192,7 +195,7 @@ class HeldOut:
             train_prior is not None and train_prior == 0
         )
         self.log_p = np.where(self.absent, NEVER, np.asarray(log_p, dtype=np.float64))
-        self.left_out = not_held_out(self.log_p, counts)
+        self.left_out = not_held_out(self.log_p, counts, repeats)
         carried = (
             None
             if train_prior is None
@@ -389,7 +392,7 @@ class HeldOut:
             warnings.warn(
                 f"the fitted temperature {np.exp(best):g} is unusual (below {COMMON[0]}"
                 f" or above {COMMON[1]}): there may be too few held-out samples"
-                f" ({len(self.targets)}), or the model classifies all of them correctly"
+                f" ({self.samples:g}), or the model classifies all of them correctly"
                 " or none, or its scores are on another scale than logits",
                 stacklevel=5,
             )
