@@ -982,6 +982,45 @@ def test_a_class_that_was_not_held_out_keeps_its_share(kind, known):
     assert losses[0] < losses[1] + 0.01
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "auto",
+        "bias-corrected-temperature",
+        "prior-corrected-temperature",
+        "prior-corrected-power",
+    ],
+)
+@pytest.mark.parametrize("factor", [1, 100])
+def test_many_classes_that_few_samples_lack_keep_their_share(kind, factor):
+    rng = np.random.default_rng(1)
+    classes = Classes.from_counts(
+        np.geomspace(20000, 20000 / factor, 300).round().astype(int).tolist()
+    )
+    means = rng.normal(size=(300, 20)) * 0.75
+
+    def draw(size):
+        labels = rng.choice(300, size, p=classes.prior)
+        x = means[labels] + rng.normal(size=(size, 20))
+        z = x @ means.T - (means**2).sum(axis=1) / 2 + np.log(classes.prior)
+        return log_softmax(z, axis=1), labels
+
+    held_out, labels = draw(100)
+    new, _ = draw(1000)
+    absent = np.bincount(labels, minlength=300) == 0
+    decider = Decider(
+        Utility.one_hot(classes), calibration=kind, train_prior=classes.prior
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted = decider.fit(1.1 * held_out, labels, logits=True)
+    found = np.asarray(fitted.probabilities(1.1 * new, logits=True))
+    share = np.exp(new)[:, absent].sum(axis=1).mean()
+    assert found[:, absent].sum(axis=1).mean() == pytest.approx(share, abs=0.025)
+    divergence = (np.exp(new) * (new - np.log(found))).sum(axis=1).mean()
+    assert divergence < 0.04
+
+
 def test_a_class_that_chance_left_out_of_the_held_out_data_gets_no_warning():
     p, y, _, kept = with_and_without_the_rarest()
     few = np.flatnonzero(kept)[:60]
