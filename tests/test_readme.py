@@ -21,26 +21,29 @@ def test_the_sentence_on_tables_counts_those_of_the_results(monkeypatch, tmp_pat
     sys.modules.pop("headline", None)
     import headline
 
-    header = "problem,choices,metric,model,difference,standard_error\n"
-    cells = {  # the difference to the best other model, whose standard error is 0.1
-        ("a", "development"): (0.2, -0.05),
-        ("b", "new"): (-0.1, -0.11),
-        ("c", "new"): (0.0, 0.3),
+    header = "problem,choices,metric,model,difference,standard_error,folds\n"
+    # The difference to the best other model. The file has a standard error of 0.1: its
+    # correction for overlapping folds and t with 14 degrees of freedom make it 0.27.
+    cells = {
+        ("a", "development"): (0.28, -0.05),
+        ("b", "new"): (-0.26, -0.28),
+        ("c", "new"): (0.0, 0.26),
         ("d", "new"): (1, 1),
     }
     with (tmp_path / "tabular.csv").open("w") as file:
         file.write(header)
         for (problem, choices), differences in cells.items():
             for metric, best in zip(("log loss", "one-hot"), differences, strict=True):
-                file.write(f"{problem},{choices},{metric},RFDLCClassifier,,\n")
-                file.write(f"{problem},{choices},{metric},forest,{best + 0.5},0.1\n")
-                file.write(f"{problem},{choices},{metric},boosting,{best},0.1\n")
+                file.write(f"{problem},{choices},{metric},RFDLCClassifier,,,\n")
+                cell = f"{problem},{choices},{metric}"
+                file.write(f"{cell},forest,{best + 0.5},0.1,3 x 5\n")
+                file.write(f"{cell},boosting,{best},0.1,3 x 5\n")
     monkeypatch.setattr(headline, "RESULTS", tmp_path)
     assert (
         headline.chosen_and_new()
-        == "Of the 4 tables, 1 were used for choices: better in 1, within one standard"
-        " error in 1, worse in 0. On the 3 others it is better in 3, within one"
-        " standard error in 2, worse in 1 of 6."
+        == "Of the 4 tables, 1 were used for choices: better in 1, within chance in 1,"
+        " worse in 0. On the 3 others it is better in 2, within chance in 3, worse in 1"
+        " of 6."
     )
     page = tmp_path / "page.md"
     page.write_text(f"before\n{headline.START}\nold\n\nold\n{headline.END}\n\nafter\n")

@@ -245,7 +245,7 @@ class HeldOut:
         """
         prior = np.asarray(self.train_prior)
         mean = self.weights @ p
-        squares = self.weights @ p**2
+        squares = self.weights @ (p - mean) ** 2
         overall = min(float(squares.sum()), 1.0)
         sureness = np.maximum(squares / np.maximum(mean, 1e-300), overall)
         variance = sureness / (self.size * prior)  # of the mean over the prior
