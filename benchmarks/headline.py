@@ -211,11 +211,11 @@ def wrong_labels() -> Cells:
     return f"cleanlab: {theirs}", ours, NOT_REPEATED
 
 
-def decided_utilities(run: str) -> dict[str, float]:
+def decided_utilities(run: str, data: str = "cifar100-lt") -> dict[str, float]:
     """Of a training of the study, by seed: calibrated, and decided by expected
     utility.
     """
-    path = PAPER / "cifar100-lt" / "metrics.csv"
+    path = PAPER / data / "metrics.csv"
     with path.open(newline="", encoding="utf-8") as file:
         return {
             row["seed"]: float(row["value"])

@@ -3,6 +3,10 @@
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+from scipy import stats
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -161,3 +165,41 @@ def test_the_leaderboard_puts_measured_beside_published_and_invents_nothing(
         *["-"] * 6,
         "1",
     ]
+
+
+def test_pages_state_comparisons_as_the_results_have_them(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for name in ("headline", "comparisons"):
+        sys.modules.pop(name, None)
+    import comparisons
+
+    assert comparisons.missing() == []
+
+
+def test_a_page_that_says_something_else_is_found(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    sys.modules.pop("comparisons", None)
+    import comparisons
+
+    (tmp_path / "page.md").write_text("A is better than B.")
+    said = [("page.md", "A is better"), ("page.md", "A is within chance of B")]
+    monkeypatch.setattr(comparisons, "ROOT", tmp_path)
+    monkeypatch.setattr(comparisons, "STATED", (lambda: iter(said),))
+    assert comparisons.missing() == said[1:]
+
+
+def test_comparisons_count_both_ways_by_95_percent_intervals(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import comparing
+
+    rng = np.random.default_rng(0)
+    for shift, expected in ((0.0, (0.025, 0.95, 0.025)), (3.0, (0.98, 0.02, 0.0))):
+        gains = shift + rng.normal(size=(2000, 5))
+        words = [comparing.of_seeds(own.tolist()) for own in gains]
+        shares = np.array(comparing.counted(words)) / len(words)
+        assert shares == pytest.approx(expected, abs=0.02)
+    # Corrected standard error of three times five folds: (1/15 + 1/4) ** 0.5 = 0.563.
+    bound = 0.563 * stats.t.ppf(0.975, 14)
+    for factor, expected in ((1.01, "better"), (0.99, "within chance")):
+        assert comparing.of_folds(factor * bound, 1.0, 3, 5) == expected
+    assert comparing.of_folds(-1.01 * bound, 1.0, 3, 5) == "worse"
