@@ -94,8 +94,9 @@ def classifiers() -> Iterator[Statement]:
     higher, lower = of_decisions()
     yield (
         page,
-        f"its mean is higher than that of\ntheir arg max in {higher[0]} of {higher[1]}"
-        f" cases (tables x classifiers), and lower in {lower}.",
+        "its mean tail-sensitive utility is higher than that of\n"
+        f"their arg max in {higher[0]} of {higher[1]} cases (tables x classifiers),"
+        f" and lower in {lower}.",
     )
 
 

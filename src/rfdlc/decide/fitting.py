@@ -241,7 +241,7 @@ class HeldOut:
         Few samples lack many classes. The mean probability of these is below their
         share by chance, and that of the others above. It varies as a share of hits: the
         more so, the surer probabilities are. Absent classes do not show how sure
-        theirs are: they count as those of all classes together.
+        theirs are: no class counts as less sure than all together.
         """
         prior = np.asarray(self.train_prior)
         mean = self.weights @ p
