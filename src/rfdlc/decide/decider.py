@@ -206,7 +206,7 @@ class Decider:
         first, copy_of = distinct(checked.values, y, checked.groups)
         checked = checked.only(first)
         y = y[first]
-        weights = np.bincount(copy_of, repeats)
+        weights = np.bincount(copy_of, repeats).astype(np.float64)
         counts = self.utility.classes.counts
         context = {
             "sample_weight": weights,
