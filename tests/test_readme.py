@@ -3,6 +3,10 @@
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+from scipy import stats
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -21,26 +25,29 @@ def test_the_sentence_on_tables_counts_those_of_the_results(monkeypatch, tmp_pat
     sys.modules.pop("headline", None)
     import headline
 
-    header = "problem,choices,metric,model,difference,standard_error\n"
-    cells = {  # the difference to the best other model, whose standard error is 0.1
-        ("a", "development"): (0.2, -0.05),
-        ("b", "new"): (-0.1, -0.11),
-        ("c", "new"): (0.0, 0.3),
+    header = "problem,choices,metric,model,difference,standard_error,folds\n"
+    # The difference to the best other model. The file has a standard error of 0.1: its
+    # correction for overlapping folds and t with 14 degrees of freedom make it 0.27.
+    cells = {
+        ("a", "development"): (0.28, -0.05),
+        ("b", "new"): (-0.26, -0.28),
+        ("c", "new"): (0.0, 0.26),
         ("d", "new"): (1, 1),
     }
     with (tmp_path / "tabular.csv").open("w") as file:
         file.write(header)
         for (problem, choices), differences in cells.items():
             for metric, best in zip(("log loss", "one-hot"), differences, strict=True):
-                file.write(f"{problem},{choices},{metric},RFDLCClassifier,,\n")
-                file.write(f"{problem},{choices},{metric},forest,{best + 0.5},0.1\n")
-                file.write(f"{problem},{choices},{metric},boosting,{best},0.1\n")
+                file.write(f"{problem},{choices},{metric},RFDLCClassifier,,,\n")
+                cell = f"{problem},{choices},{metric}"
+                file.write(f"{cell},forest,{best + 0.5},0.1,3 x 5\n")
+                file.write(f"{cell},boosting,{best},0.1,3 x 5\n")
     monkeypatch.setattr(headline, "RESULTS", tmp_path)
     assert (
         headline.chosen_and_new()
-        == "Of the 4 tables, 1 were used for choices: better in 1, within one standard"
-        " error in 1, worse in 0. On the 3 others it is better in 3, within one"
-        " standard error in 2, worse in 1 of 6."
+        == "Of the 4 tables, 1 were used for choices: better in 1, within chance in 1,"
+        " worse in 0. On the 3 others it is better in 2, within chance in 3, worse in 1"
+        " of 6."
     )
     page = tmp_path / "page.md"
     page.write_text(f"before\n{headline.START}\nold\n\nold\n{headline.END}\n\nafter\n")
@@ -158,3 +165,41 @@ def test_the_leaderboard_puts_measured_beside_published_and_invents_nothing(
         *["-"] * 6,
         "1",
     ]
+
+
+def test_pages_state_comparisons_as_the_results_have_them(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for name in ("headline", "comparisons"):
+        sys.modules.pop(name, None)
+    import comparisons
+
+    assert comparisons.missing() == []
+
+
+def test_a_page_that_says_something_else_is_found(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    sys.modules.pop("comparisons", None)
+    import comparisons
+
+    (tmp_path / "page.md").write_text("A is better than B.")
+    said = [("page.md", "A is better"), ("page.md", "A is within chance of B")]
+    monkeypatch.setattr(comparisons, "ROOT", tmp_path)
+    monkeypatch.setattr(comparisons, "STATED", (lambda: iter(said),))
+    assert comparisons.missing() == said[1:]
+
+
+def test_comparisons_count_both_ways_by_95_percent_intervals(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import comparing
+
+    rng = np.random.default_rng(0)
+    for shift, expected in ((0.0, (0.025, 0.95, 0.025)), (3.0, (0.98, 0.02, 0.0))):
+        gains = shift + rng.normal(size=(2000, 5))
+        words = [comparing.of_seeds(own.tolist()) for own in gains]
+        shares = np.array(comparing.counted(words)) / len(words)
+        assert shares == pytest.approx(expected, abs=0.02)
+    # Corrected standard error of three times five folds: (1/15 + 1/4) ** 0.5 = 0.563.
+    bound = 0.563 * stats.t.ppf(0.975, 14)
+    for factor, expected in ((1.01, "better"), (0.99, "within chance")):
+        assert comparing.of_folds(factor * bound, 1.0, 3, 5) == expected
+    assert comparing.of_folds(-1.01 * bound, 1.0, 3, 5) == "worse"

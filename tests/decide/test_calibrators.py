@@ -24,6 +24,7 @@ from rfdlc.decide.fitting import (
     HeldOut,
     not_held_out,
 )
+from rfdlc.decide.folds import stratified_folds
 from rfdlc.decide.scores import CorrectedProbabilities
 
 
@@ -536,6 +537,76 @@ def test_auto_with_one_sample_or_without_weight_is_a_temperature():
         assert found == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("calibration", sorted(CALIBRATORS))
+@hypothesis.settings(deadline=None, max_examples=6)
+@hypothesis.given(
+    st.integers(0, 999),
+    st.integers(2, 4),
+    st.integers(1, 2),
+    st.sampled_from([0.0, 1.0, 6.0]),
+    st.booleans(),
+)
+def test_weights_are_repetitions(calibration, seed, classes, particles, step, grouped):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(15, 120))
+    y = rng.choice(classes, size)
+    z = 2 * rng.normal(size=(particles, size, classes))
+    z[:, np.arange(size), y] += 1.5
+    if step:  # coarse scores, which samples share
+        z = np.round(z / step) * step
+    repeats = rng.integers(0, 4, size)
+    repeats[0] = 1
+    groups = rng.integers(0, 8, size) if grouped else np.arange(size)
+    counts = rng.integers(5, 100, classes).tolist()
+    decider = Decider(
+        Utility.one_hot(Classes.from_counts(counts)),
+        calibration=calibration,
+        train_prior="train",
+        weights=rng.random(particles) if particles > 1 else None,
+    )
+    options = {"logits": True, "balanced": seed % 2 == 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weighted = decider.fit(
+            z, y, sample_weight=repeats, groups=groups if grouped else None, **options
+        )
+        repeated = decider.fit(
+            z.repeat(repeats, axis=1),
+            y.repeat(repeats),
+            groups=groups.repeat(repeats) if grouped else None,
+            **options,
+        )
+    np.testing.assert_allclose(
+        weighted.probabilities(z, logits=True),
+        repeated.probabilities(z, logits=True),
+        atol=1e-9,
+    )
+    np.testing.assert_allclose(weighted.joint, repeated.joint, rtol=1e-5, atol=1e-6)
+
+
+def test_out_of_fold_copies_of_a_sample_are_held_out_together():
+    z, y = sample(np.random.default_rng(3), 60, [0.5, 0.3, 0.2])
+    fold = stratified_folds(z[None].repeat(4, axis=1), y.repeat(4), 5)
+    assert (fold.reshape(60, 4) == fold[::4, None]).all()
+    assert np.bincount(fold).tolist() == [48] * 5
+
+
+def test_samples_with_the_coarse_scores_of_a_tree_are_no_copies():
+    rng = np.random.default_rng(5)
+    leaf = rng.integers(0, 2, 400)
+    y = (rng.random(400) < np.array([0.2, 0.7])[leaf]).astype(int)
+    p = np.array([[0.9, 0.1], [0.1, 0.9]])[leaf]
+    fold = stratified_folds(p[None], y, 5)
+    counts = np.zeros((5, 2, 2))
+    np.add.at(counts, (fold, leaf, y), 1)
+    assert (counts > 0).all()  # each fold has both classes of both leaves
+    decider = Decider(Utility.one_hot(2)).fit(p, y)
+    found = np.asarray(decider.probabilities(p))[:, 1]
+    assert [found[leaf == k].mean() for k in (0, 1)] == pytest.approx(
+        [y[leaf == k].mean() for k in (0, 1)], abs=0.05
+    )
+
+
 def test_auto_does_not_depend_on_the_order_of_the_classes():
     z, y = sample(np.random.default_rng(7), 150, [0.5, 0.3, 0.2], sharpness=2)
     turned = np.array([2, 0, 1])  # class c becomes turned[c]
@@ -909,6 +980,45 @@ def test_a_class_that_was_not_held_out_keeps_its_share(kind, known):
         -(posterior * np.log(each)).sum(axis=1).mean() for each in (found, by_all)
     ]
     assert losses[0] < losses[1] + 0.01
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "auto",
+        "bias-corrected-temperature",
+        "prior-corrected-temperature",
+        "prior-corrected-power",
+    ],
+)
+@pytest.mark.parametrize("factor", [1, 100])
+def test_many_classes_that_few_samples_lack_keep_their_share(kind, factor):
+    rng = np.random.default_rng(1)
+    classes = Classes.from_counts(
+        np.geomspace(20000, 20000 / factor, 300).round().astype(int).tolist()
+    )
+    means = rng.normal(size=(300, 20)) * 0.75
+
+    def draw(size):
+        labels = rng.choice(300, size, p=classes.prior)
+        x = means[labels] + rng.normal(size=(size, 20))
+        z = x @ means.T - (means**2).sum(axis=1) / 2 + np.log(classes.prior)
+        return log_softmax(z, axis=1), labels
+
+    held_out, labels = draw(100)
+    new, _ = draw(1000)
+    absent = np.bincount(labels, minlength=300) == 0
+    decider = Decider(
+        Utility.one_hot(classes), calibration=kind, train_prior=classes.prior
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted = decider.fit(1.1 * held_out, labels, logits=True)
+    found = np.asarray(fitted.probabilities(1.1 * new, logits=True))
+    share = np.exp(new)[:, absent].sum(axis=1).mean()
+    assert found[:, absent].sum(axis=1).mean() == pytest.approx(share, abs=0.025)
+    divergence = (np.exp(new) * (new - np.log(found))).sum(axis=1).mean()
+    assert divergence < 0.04
 
 
 def test_a_class_that_chance_left_out_of_the_held_out_data_gets_no_warning():

@@ -243,10 +243,8 @@ def test_calibrators_are_weighted_by_cross_validated_likelihood():
 
 
 def test_priors_are_estimated_without_calibrators_that_lack_samples_of_some_class():
-    """A matrix with 19% of the weight, from two samples of the rarest class, earlier
-    cost 0.038 here.
-    """
-    decider, reversed_prior = fitted("auto", TRAIN, 200, 24), TRAIN[::-1].copy()
+    """A matrix has 26% of the weight, from few samples of the rarest class."""
+    decider, reversed_prior = fitted("auto", TRAIN, 200, 29), TRAIN[::-1].copy()
     log_likelihood, _ = draw(reversed_prior, 1000, 70)
     assert (
         decider.fitted.weights["matrix-scaling"] > 0.1

@@ -15,7 +15,12 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 import numpy as np
 from scipy.sparse import csr_array
 
-from rfdlc.decide.choosing import chances, cross_validated, for_any_prior, needs_power
+from rfdlc.decide.choosing import (
+    chances,
+    cross_validated,
+    for_any_prior,
+    needs_power,
+)
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.fitting import HeldOut, affine, raised
 from rfdlc.decide.scores import Floats, softmax
@@ -63,7 +68,7 @@ class Calibrator(Protocol):
     @abstractmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
         """Fit to held-out log probabilities (or logits) of shape (N, C) and class
-        indices (N,).
+        indices (N,); `Decider.fit` joins copies of a sample to one with their weight.
 
         `context` holds `sample_weight` ((N,) or None; a sample with weight 2 counts as
         two), `balanced` (every class gets the same total weight), `training_counts`
@@ -233,7 +238,7 @@ class BiasCorrectedTemperature(Temperature):
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
         held_out = HeldOut(log_p, targets, **context)
-        directions = cls.directions(targets, log_p.shape[1], **context)
+        directions = cls.directions(held_out.targets, log_p.shape[1], **context)
         return cls.with_bias(held_out, *held_out.temperature_and_bias(directions))
 
     @classmethod
@@ -363,17 +368,16 @@ class Auto(Calibrator):
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        given = log_p, targets
         first = (
-            PowerTemperature.fit(*given, **context)
-            if needs_power(CALIBRATORS, *given, context)
+            PowerTemperature.fit(log_p, targets, **context)
+            if needs_power(CALIBRATORS, log_p, targets, context)
             else None
         )
         log_p = (
             log_p if first is None else raised(log_p, first.power, first.temperature)
         )
-        losses, weights = cross_validated(CALIBRATORS, log_p, targets, context)
-        shares = chances(losses, weights)
+        losses, weights, repeats = cross_validated(CALIBRATORS, log_p, targets, context)
+        shares = chances(losses, weights, repeats)
         fitted = {
             name: CALIBRATORS[name].fit(log_p, targets, **context) for name in shares
         }
@@ -381,7 +385,9 @@ class Auto(Calibrator):
         known = HeldOut(log_p, targets, **context), context.get("train_prior"), first
         found, kept = (
             cls._weighing(shares, fitted, means, *known),
-            for_any_prior(shares, targets, log_p.shape[1]),
+            for_any_prior(
+                shares, targets, log_p.shape[1], context.get("sample_weight")
+            ),
         )
         if len(kept) == len(shares):
             return found

@@ -40,26 +40,37 @@ FOLDS, MOST_COMPARED, RESAMPLES = 5, 5000, 200  # of cross-validation
 TRUST, HEAD_START, LEAST_WEIGHT = 0.5, 1.0, 0.05
 
 
-def chances(losses: dict[str, Floats], weights: Floats) -> dict[str, float]:
+def chances(
+    losses: dict[str, Floats], weights: Floats, repeats: Floats
+) -> dict[str, float]:
     """How probable each calibrator is the best one: the mean over resampled samples
     (pseudo-BMA+, Yao et al. 2018).
+
+    The weights of the samples sum to one; each sample counts as often as `repeats`.
     """
     if not losses:
         return {"temperature": 1.0}
-    drawn = np.random.default_rng(0).exponential(
-        weights, (RESAMPLES, len(weights))
-    )  # a Bayesian bootstrap
-    means = (
-        drawn / drawn.sum(axis=1, keepdims=True) @ np.stack([*losses.values()], axis=1)
-    )
+    # A Bayesian bootstrap: the sum of as many exponential weights as a sample counts.
+    drawn = np.random.default_rng(0).standard_gamma(repeats, (RESAMPLES, len(repeats)))
+    drawn *= weights / repeats
+    total = np.maximum(drawn.sum(axis=1, keepdims=True), 1e-300)
+    means = drawn / total @ np.stack([*losses.values()], axis=1)
     head_start = np.array([HEAD_START * (name == "temperature") for name in losses])
-    mean = softmax(head_start - TRUST / (weights @ weights) * means).mean(axis=0)
+    size = effective_size(weights, repeats)
+    mean = softmax(head_start - TRUST * size * means).mean(axis=0)
     kept = np.where(mean >= min(LEAST_WEIGHT, mean.max()), mean, 0)
     return {
         name: float(share)
         for name, share in zip(losses, kept / kept.sum(), strict=True)
         if share
     }
+
+
+def effective_size(weights: Floats, repeats: Floats) -> float:
+    """How many samples of equal weight tell as much as samples with these weights,
+    which sum to one, and of which each counts as often as `repeats`.
+    """
+    return float(1 / (weights**2 / repeats).sum())
 
 
 def needs_power(
@@ -71,12 +82,15 @@ def needs_power(
     """Whether a power with a temperature fits surely better than a temperature: then
     all are fitted to powers.
     """
-    losses, weights = cross_validated(calibrators, log_p, targets, context, WITH_POWER)
-    return chances(losses, weights).get("power-temperature", 0.0) > SURE
+    compared = cross_validated(calibrators, log_p, targets, context, WITH_POWER)
+    return chances(*compared).get("power-temperature", 0.0) > SURE
 
 
 def for_any_prior(
-    shares: dict[str, float], targets: Indices, classes: int
+    shares: dict[str, float],
+    targets: Indices,
+    classes: int,
+    sample_weight: Floats | None = None,
 ) -> dict[str, float]:
     """Weights without calibrators for which some classes have too few samples: those
     that a uniform prior would need.
@@ -84,9 +98,8 @@ def for_any_prior(
     All of them if most of the weight is theirs: the others do not fit the held-out
     data.
     """
-    size = (
-        classes**2 / (1 / np.maximum(np.bincount(targets, minlength=classes), 1)).sum()
-    )  # in effect
+    counts = np.bincount(targets, sample_weight, minlength=classes)
+    size = classes**2 / (1 / np.maximum(counts, 1)).sum()  # in effect
     scarce = [
         name
         for name in OF_EVERY_CLASS
@@ -97,26 +110,91 @@ def for_any_prior(
     return {name: share / sum(kept.values()) for name, share in kept.items()}
 
 
+def distinct(
+    scores: Floats, targets: Indices, groups: NDArray[Any] | None = None
+) -> tuple[Indices, Indices]:
+    """Positions of distinct samples, in the order in which they first come, and of
+    which of them each sample (N,) is a copy: with equal scores (M, N, C), class and
+    group.
+
+    >>> scores = np.array([[[3.0], [2.0], [3.0], [3.0]]])
+    >>> first, copy_of = distinct(scores, np.array([0, 0, 0, 1]))
+    >>> first.tolist(), copy_of.tolist()
+    ([0, 1, 3], [0, 1, 0, 2])
+    """
+    rows = np.ascontiguousarray(scores.transpose(1, 0, 2)).reshape(len(targets), -1)
+    as_bytes = np.dtype((np.void, rows.itemsize * rows.shape[1]))
+    _, equal = np.unique(rows.view(as_bytes)[:, 0], return_inverse=True)
+    columns = [equal, targets] if groups is None else [equal, targets, groups]
+    _, first, number = np.unique(
+        np.column_stack(columns), axis=0, return_index=True, return_inverse=True
+    )
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return first[order], place[number]
+
+
+def is_coarse(scores: Floats, targets: Indices) -> bool:
+    """Whether samples of several classes have equal scores (M, N, C), as those of a
+    tree or of a few neighbours: then equal scores do not mean copies of one sample.
+
+    To hold out all samples of a class that have some score, but not those of another
+    class, would bias what is learned of this score.
+    """
+    of_scores, _ = distinct(scores, np.zeros_like(targets))
+    of_both, _ = distinct(scores, targets)
+    return len(of_scores) < len(of_both)
+
+
+def drawn_samples(
+    log_p: Floats, targets: Indices, repeats: Floats, groups: NDArray[Any] | None
+) -> tuple[Indices, Floats]:
+    """Positions of at most MOST_COMPARED samples in random order, and how many each
+    counts for; none without a weight.
+
+    A sample is one, whatever its weight: its copies are in one fold. Where scores are
+    coarse and nothing is grouped, it is as many others as it counts.
+    """
+    rng = np.random.default_rng(0)
+    if groups is not None or not is_coarse(log_p[None], targets):
+        order = rng.permutation(np.flatnonzero(repeats))[:MOST_COMPARED]
+        return order, repeats[order]
+    parts = np.where(repeats > 0, np.maximum(np.round(repeats), 1), 0).astype(np.int64)
+    ends = np.cumsum(parts)
+    drawn = rng.choice(ends[-1], min(MOST_COMPARED, ends[-1]), replace=False)
+    order = np.searchsorted(ends, drawn, side="right")
+    return order, repeats[order] / parts[order]
+
+
 def grouped_folds(
-    targets: Indices, groups: NDArray[Any], folds: int = FOLDS
+    targets: Indices,
+    groups: NDArray[Any],
+    folds: int = FOLDS,
+    sample_weight: Floats | None = None,
 ) -> Indices:
     """The fold (N,) of each sample: whole groups, the largest first, each where its
     classes are rarest so far.
 
-    There are as many folds as groups if these are few.
+    There are as many folds as groups if these are few. A sample with weight 2 counts
+    as two.
 
     >>> grouped_folds(np.array([0, 0, 1, 0, 1, 1]), np.array(list("aabbcc"))).tolist()
     [0, 0, 1, 1, 2, 2]
     """
-    _, classes, counts = np.unique(targets, return_inverse=True, return_counts=True)
+    repeats = np.ones(len(targets)) if sample_weight is None else sample_weight
+    _, classes = np.unique(targets, return_inverse=True)
+    counts = np.bincount(classes, repeats)
     _, numbers, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(numbers, kind="stable"), np.cumsum(sizes)[:-1])
+    weight = np.bincount(numbers, repeats)  # of each group
     filled = np.zeros((min(folds, len(sizes)), len(counts)))  # shares of classes
     fold = np.empty(len(targets), dtype=np.int64)
-    for rows in sorted(members, key=len, reverse=True):
-        share = np.bincount(classes[rows], minlength=len(counts)) / counts
+    for group in np.argsort(-weight, kind="stable"):
+        rows = members[group]
+        share = np.bincount(classes[rows], repeats[rows], len(counts)) / counts
         fewest = (
-            filled @ share + filled.mean(axis=1) * len(rows) / len(targets)
+            filled @ share + filled.mean(axis=1) * weight[group] / weight.sum()
         ).argmin()  # least sum of squares
         fold[rows] = fewest
         filled[fewest] += share
@@ -129,39 +207,35 @@ def cross_validated(
     targets: Indices,
     context: dict[str, Any],
     samples_needed: Mapping[str, tuple[float, ...]] = SAMPLES_NEEDED,
-) -> tuple[dict[str, Floats], Floats]:
+) -> tuple[dict[str, Floats], Floats, Floats]:
     """By calibrator, the negative log-likelihood of each sample, calibrated by the
-    other folds; and their weights.
+    other folds; their weights, which sum to one; and how many samples each counts for.
 
     The likelihood is that of the class prior decided for, if it is known, without
     classes that the held-out data lack. `groups` of the context are in one fold each:
     what was learned from a site would help with its other samples, but not with new
     sites, and the most so for the calibrator with the most parameters.
     """
-    groups, context = (
-        context.get("groups"),
-        {name: own for name, own in context.items() if name != "groups"},
-    )
-    repeats, carried, target = (
-        context.get(name) for name in ("sample_weight", "train_prior", "target_prior")
-    )
-    order = np.random.default_rng(0).permutation(
-        len(targets) if repeats is None else np.flatnonzero(repeats)
-    )
-    order = order[:MOST_COMPARED]
+    groups = context.get("groups")
+    carried = context.get("train_prior")
+    target = context.get("target_prior")
+    repeats = context.get("sample_weight")
+    repeats = np.ones(len(targets)) if repeats is None else repeats
+    context = {name: own for name, own in context.items() if name != "groups"}
+    order, repeats = drawn_samples(log_p, targets, repeats, groups)
     _, first, classes = np.unique(
         targets[order], return_index=True, return_inverse=True
     )
-    order = order[
-        np.argsort(first[classes], kind="stable")
-    ]  # folds are stratified, whatever the order of the classes
+    # Folds are stratified, whatever the order of the classes.
+    stratified = np.argsort(first[classes], kind="stable")
+    order, repeats = order[stratified], repeats[stratified]
     log_p, targets = log_p[order], targets[order]
     fold = (
         np.arange(len(order)) % FOLDS
         if groups is None
-        else grouped_folds(targets, groups[order])
+        else grouped_folds(targets, groups[order], sample_weight=repeats)
     )
-    context = context | {"sample_weight": None if repeats is None else repeats[order]}
+    context = context | {"sample_weight": repeats}
     held_out = HeldOut(log_p, targets, **context)
     weights = held_out.weights * (
         1.0 if target is None else target[targets] / held_out.prior[targets]
@@ -171,7 +245,7 @@ def cross_validated(
         target = np.where(
             np.bincount(targets, minlength=len(target)) > 0, target, 1e-300
         )
-    enough = 1 / (weights**2).sum()  # the effective sample size
+    enough = effective_size(weights, repeats)
     tried = [
         name
         for name, needed in samples_needed.items()
@@ -185,9 +259,7 @@ def cross_validated(
     ):  # a single fold has no others
         losses[name] = np.empty(len(targets))
         for outside in (fold == k for k in np.unique(fold)):
-            part = context | {
-                "sample_weight": None if repeats is None else repeats[order][~outside]
-            }
+            part = context | {"sample_weight": repeats[~outside]}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 fitted = calibrators[name].fit(
@@ -210,4 +282,4 @@ def cross_validated(
             losses[name][outside] = -log_softmax(scores)[
                 np.arange(outside.sum()), targets[outside]
             ]
-    return losses, weights
+    return losses, weights, repeats

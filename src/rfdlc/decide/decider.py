@@ -7,7 +7,7 @@ import copy
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from rfdlc.decide.calibrators import (
     NoCalibration,
     check_affine,
 )
+from rfdlc.decide.choosing import distinct
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.explaining import decided_values, explanation, gains_tell
 from rfdlc.decide.folds import out_of_fold
@@ -183,33 +184,42 @@ class Decider:
         """Return a decider that is calibrated on held-out scores and labels.
 
         `balanced` gives every class the same total weight; a sample with
-        `sample_weight` 2 counts as two. "auto" is chosen on `groups` (N,), such as
-        patients, that calibrators were not fitted to. `strength` is the share of the
-        correction that is applied, less than 1 if the model was trained further since.
-        Nothing is calibrated twice.
+        `sample_weight` 2 counts as two, and one with 0 is left out. "auto" is chosen on
+        `groups` (N,), such as patients, that calibrators were not fitted to. Samples
+        with equal scores and class are copies of one, unless samples of several classes
+        have equal scores. `strength` is the share of the correction that is applied,
+        less than 1 if the model was trained further since. Nothing is calibrated twice.
         """
         checked, y = self.read_labelled(scores, targets, logits)
         expect(not checked.corrected, wording.CORRECTED_TWICE)
-        counts, context = (
-            self.utility.classes.counts,
-            {"balanced": balanced, "train_prior": self.train_prior},
-        )
-        context["sample_weight"] = (
-            None
-            if sample_weight is None
-            else as_weights(sample_weight, "sample_weight", len(y))
-        )
-        context["groups"] = (
-            checked.groups if groups is None else as_groups(groups, len(y))
-        )
-        context |= {
+        if groups is not None:
+            checked = replace(checked, groups=as_groups(groups, len(y)))
+        repeats = np.ones(len(y))
+        if sample_weight is not None:
+            repeats = as_weights(sample_weight, "sample_weight", len(y))
+            counted = repeats > 0
+            checked = checked.checked().only(counted)
+            y = y[counted]
+            repeats = repeats[counted]
+        calibrated_on = checked.fingerprints(y, REMEMBERED)
+        # Copies of a sample are one, so weights and repetitions give the same.
+        first, copy_of = distinct(checked.values, y, checked.groups)
+        checked = checked.only(first)
+        y = y[first]
+        weights = np.bincount(copy_of, repeats).astype(np.float64)
+        counts = self.utility.classes.counts
+        context = {
+            "sample_weight": weights,
+            "balanced": balanced,
+            "groups": checked.groups,
+            "train_prior": self.train_prior,
             "target_prior": self.target_prior,
             "training_counts": None if counts is None else np.array(counts),
         }
         log_p = np.concatenate(
             [self._log_combined(piece, checked.logits) for _, piece in checked.chunks()]
         )
-        wording.warn_of_absent(self, log_p, y)
+        wording.warn_of_absent(self, log_p, y, weights)
         fitted = (
             CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context)
             if self.calibration
@@ -225,11 +235,7 @@ class Decider:
             drawn[len(drawn) // 2],
             len(self.utility.classes) <= CHECKED_CLASSES,
         )
-        joint = (
-            priors.joint_table(middle.apply(log_p), y, context["sample_weight"])
-            if small
-            else None
-        )
+        joint = priors.joint_table(middle.apply(log_p), y, weights) if small else None
         kept = {
             "budget": None,
             "sets": None if isinstance(self.sets, PredictionSets) else self.sets,
@@ -238,7 +244,7 @@ class Decider:
             **kept,
             fitted=fitted,
             joint=joint,
-            calibrated_on=checked.fingerprints(y, REMEMBERED),
+            calibrated_on=calibrated_on,
         )
 
     def fit_sets(

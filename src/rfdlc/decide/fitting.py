@@ -45,7 +45,7 @@ CONVERGED, MOST_DAMPED = (
     1e-8,
     1e6,
 )  # in nats; beyond this damping no step gains anything
-MOVED = 0.1  # the least variance of what fitted biases do to a log prior
+MOVED = 0.1  # the least variance of what fitted biases do to a prior, over it
 NEVER, NO_SHARE = (
     -1e30,
     1e-12,
@@ -143,11 +143,13 @@ def newton(
     return best, value, curvature
 
 
-def not_held_out(log_p: Floats, counts: NDArray[Any]) -> NDArray[np.bool_]:
+def not_held_out(
+    log_p: Floats, counts: NDArray[Any], sample_weight: Floats | None = None
+) -> NDArray[np.bool_]:
     """Classes (C,) without a sample that scores expect too many of for that to be
     chance (Poisson, Bonferroni).
     """
-    expected = counts.sum() * softmax(log_p).mean(axis=0)
+    expected = counts.sum() * np.average(softmax(log_p), axis=0, weights=sample_weight)
     return (counts == 0) & (expected > np.log(len(counts) / BY_CHANCE))
 
 
@@ -169,12 +171,13 @@ class HeldOut:
         train_prior: Prior | None = None,
         **_: Any,
     ) -> None:
+        repeats = np.ones(len(targets))
+        if sample_weight is not None:
+            counted = np.asarray(sample_weight) > 0
+            log_p, targets = log_p[counted], targets[counted]
+            repeats = np.asarray(sample_weight, dtype=np.float64)[counted]
         self.targets, self.rows = targets, np.arange(len(targets))
-        repeats = (
-            np.ones(len(targets))
-            if sample_weight is None
-            else np.asarray(sample_weight, dtype=np.float64)
-        )
+        self.samples = repeats.sum()
         counts = np.bincount(targets, repeats, minlength=log_p.shape[1])
         each = (
             1 / (np.maximum(counts, 1e-300) * (counts > 0).sum())[targets]
@@ -192,7 +195,7 @@ class HeldOut:
             train_prior is not None and train_prior == 0
         )
         self.log_p = np.where(self.absent, NEVER, np.asarray(log_p, dtype=np.float64))
-        self.left_out = not_held_out(self.log_p, counts)
+        self.left_out = not_held_out(self.log_p, counts, repeats)
         carried = (
             None
             if train_prior is None
@@ -225,27 +228,35 @@ class HeldOut:
                 self.log_p if power == 1 else raised(self.log_p, power), weight, bias
             )
         )
-        mean = np.maximum(self.weights @ p, 1e-12)
+        mean = self.weights @ p
         if self.train_prior is not None:
-            # The mean of few samples is noisy: empirical Bayes draws its logarithm to
-            # that of the scores' own prior.
-            moved, variance = (
-                np.log(mean / self.train_prior),
-                self.weights @ (p - mean) ** 2 / self.size / mean**2,
-            )
-            variance = np.maximum(
-                variance, LEAST_CERTAIN / (self.size * self.train_prior)
-            )
-            spread = 1.0
-            for _ in range(30):
-                precision = (variance + spread) ** -2
-                spread = max(
-                    0.0, float(precision @ (moved**2 - variance) / precision.sum())
-                )
-            spread += MOVED
-            mean = self.train_prior * np.exp(moved * spread / (spread + variance))
-        mean = np.where(self.absent, 0, mean)
+            mean = self._drawn_to_prior(p)
+        mean = np.where(self.absent, 0, np.maximum(mean, 1e-12))
         return tuple((mean / mean.sum()).tolist())
+
+    def _drawn_to_prior(self, p: Floats) -> Floats:
+        """The mean of probabilities (N, C) as far as it tells more than chance, by
+        empirical Bayes; else the prior that the scores carry.
+
+        Few samples lack many classes. The mean probability of these is below their
+        share by chance, and that of the others above. It varies as a share of hits: the
+        more so, the surer probabilities are. Absent classes do not show how sure
+        theirs are: no class counts as less sure than all together.
+        """
+        prior = np.asarray(self.train_prior)
+        mean = self.weights @ p
+        squares = self.weights @ (p - mean) ** 2
+        overall = min(float(squares.sum()), 1.0)
+        sureness = np.maximum(squares / np.maximum(mean, 1e-300), overall)
+        variance = sureness / (self.size * prior)  # of the mean over the prior
+        moved = mean / prior - 1
+        spread = 1.0
+        for _ in range(30):
+            precision = (variance + spread) ** -2
+            excess = float(precision @ (moved**2 - variance) / precision.sum())
+            spread = max(0.0, excess)
+        spread += MOVED
+        return prior * (1 + moved * spread / (spread + variance))
 
     def reweighted(self, scores: Floats) -> Floats:
         """Probabilities times the weights (N, C) that give the samples the prior that
@@ -389,7 +400,7 @@ class HeldOut:
             warnings.warn(
                 f"the fitted temperature {np.exp(best):g} is unusual (below {COMMON[0]}"
                 f" or above {COMMON[1]}): there may be too few held-out samples"
-                f" ({len(self.targets)}), or the model classifies all of them correctly"
+                f" ({self.samples:g}), or the model classifies all of them correctly"
                 " or none, or its scores are on another scale than logits",
                 stacklevel=5,
             )

@@ -7,12 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rfdlc.decide.choosing import grouped_folds
+from rfdlc.decide.choosing import distinct, grouped_folds, is_coarse
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.scores import Floats, Scores
 
 if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
+
+
+def stratified_folds(scores: Floats, y: Indices, folds: int) -> Indices:
+    """The fold (N,) of each sample: copies are in one, unless scores are coarse."""
+    first, copy_of = distinct(scores, y)
+    if is_coarse(scores, y):
+        first = copy_of = np.arange(len(y))
+    order = np.lexsort((np.random.default_rng(0).random(len(first)), y[first]))
+    fold = np.empty(len(first), dtype=np.int64)
+    fold[order] = np.arange(len(first)) % folds
+    return fold[copy_of]
 
 
 def out_of_fold(
@@ -28,10 +39,8 @@ def out_of_fold(
     """
     if decider.fitted is None or not 0 < 2 * folds <= len(y):
         return np.concatenate([p for _, p in decider.stream(scores)])
-    fold, groups = np.empty(len(y), dtype=np.int64), scores.groups
-    fold[np.lexsort((np.random.default_rng(0).random(len(y)), y))] = (
-        np.arange(len(y)) % folds
-    )  # stratified
+    groups = scores.groups
+    fold = stratified_folds(scores.values, y, folds)
     if groups is not None and np.ptp(
         groups
     ):  # of a single group, samples are all that can be held out

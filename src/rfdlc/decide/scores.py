@@ -110,6 +110,13 @@ class Scores:
                 ),
             )
 
+    def only(self, rows: NDArray[Any]) -> "Scores":
+        """The samples at some positions, or of a mask (N,)."""
+        columns = ("ids", "unfamiliarity", "groups")
+        kept = {name: getattr(self, name) for name in columns}
+        kept = {name: own[rows] for name, own in kept.items() if own is not None}
+        return replace(self, values=self.values[:, rows], **kept)
+
     def checked(self) -> "Scores":
         """The same scores, with all values checked; rounded rows are divided by their
         sums.

@@ -229,24 +229,30 @@ def warn_of_order(
         )
 
 
-def warn_of_absent(decider: "Decider", log_p: Floats, targets: Indices) -> None:
+def warn_of_absent(
+    decider: "Decider",
+    log_p: Floats,
+    targets: Indices,
+    sample_weight: Floats | None = None,
+) -> None:
     """Warn of classes that scores give a probability, but held-out samples do not, nor
     the prior that they carry.
     """
     if decider.calibration in (None, "none"):
         return
     classes = decider.utility.classes
-    counts = np.bincount(targets, minlength=len(classes))
+    counts = np.bincount(targets, sample_weight, minlength=len(classes))
+    samples = int(counts.sum())
     carried = (
         np.ones(len(classes)) if decider.train_prior is None else decider.train_prior
     )
-    if len(targets) >= ENOUGH and (targets == targets[0]).all():
+    if samples >= ENOUGH and (targets == targets[0]).all():
         only = classes.names[targets[0]]
         warnings.warn(
-            f"all {len(targets):,} held-out samples are of class {only!r}: {ONE_CLASS}",
+            f"all {samples:,} held-out samples are of class {only!r}: {ONE_CLASS}",
             stacklevel=3,
         )
-    elif (left_out := not_held_out(log_p, counts) & (carried > 0)).any():
+    elif (left_out := not_held_out(log_p, counts, sample_weight) & (carried > 0)).any():
         told = NOT_HELD_OUT.format(
             listing(map(repr, classes.select(np.flatnonzero(left_out))))
         )
