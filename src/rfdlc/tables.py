@@ -373,7 +373,8 @@ class CsvFile:
                 yield _unescaped(
                     batch if self.decimal == "." else with_points(batch, numbers)
                 )
-                last = batch.slice(batch.num_rows - 1).to_pylist() or last
+                if batch.num_rows:
+                    last = batch.slice(batch.num_rows - 1).to_pylist()
         except (OSError, pyarrow.ArrowException) as error:
             self._explain(numbers or (), error)
         if any("\n" in str(cell) for row in last for cell in row.values()):
