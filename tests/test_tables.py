@@ -164,3 +164,12 @@ def test_a_cell_that_is_too_long_for_the_search_of_a_header(tmp_path: Path) -> N
     (tmp_path / "t.csv").write_text("\n".join(rows))
     for of_samples in (False, True):
         assert len(read_columns(tmp_path / "t.csv", of_samples=of_samples)["a"]) == 52
+
+
+def test_a_table_whose_rows_are_all_empty_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("id,a,b\n,,\n,,\n")
+    with (
+        pytest.warns(UserWarning, match="2 empty rows skipped"),
+        pytest.raises(InputError, match=r"e\.csv: has column names but no rows"),
+    ):
+        Predictions.load(tmp_path / "e.csv")

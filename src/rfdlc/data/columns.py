@@ -365,10 +365,7 @@ def _handed_out(column: NDArray[np.float64]) -> bool:
     """
     present = column[~np.isnan(column)]
     values = np.unique(present)
-    repeat = len(values) <= NAMING * len(present)
-    # With more values than categories may have, `identities` looks whether only copies
-    # of rows repeat them.
-    if len(values) <= (MOST_CATEGORIES if repeat else FEW_CATEGORIES):
+    if len(values) <= max(FEW_CATEGORIES, NAMING * len(present)):
         return False
     outermost = int((1 - NAMING) * len(values))
     values = values[outermost : len(values) - outermost]

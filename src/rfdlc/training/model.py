@@ -46,6 +46,7 @@ from rfdlc.training.networks.backbones import backbone, imported, own
 from rfdlc.training.networks.mixture import (
     Mixture,
     Networks,
+    rebuilt_limits,
     rebuilt_log,
     rebuilt_member,
 )
@@ -669,7 +670,10 @@ def mixture_net(
         else:
             members[name] = rebuilt_member(name, state, shape[0], len(classes))
     count, log = len(members), rebuilt_log(weights, shape[0])
-    return Mixture(members, torch.zeros(count), torch.zeros(count, len(classes)), log)
+    limits = rebuilt_limits(weights, shape[0])
+    slope = torch.zeros(count)
+    bias = torch.zeros(count, len(classes))
+    return Mixture(members, slope, bias, log, limits)
 
 
 @contextmanager
