@@ -173,3 +173,18 @@ def test_a_table_whose_rows_are_all_empty_has_no_rows(tmp_path: Path) -> None:
         pytest.raises(InputError, match=r"e\.csv: has column names but no rows"),
     ):
         Predictions.load(tmp_path / "e.csv")
+
+
+@pytest.mark.parametrize("line", ["age,sex,label", ' age, sex ,"label"'])
+def test_a_header_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
+    rows = [f"{i / 7},m,{'ab'[i % 2]}" for i in range(40)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["age,sex,label", *rows[:20], "", line, *rows[20:]]))
+    told = r"t\.csv line 23: repeats the first line, the names of the columns"
+    with pytest.raises(InputError, match=told):
+        rfdlc.load(path)
+    path.write_text("\n".join(["label", "a", "label", "b"]))  # may be a word of a list
+    assert read_columns(path)["label"].to_pylist() == ["a", "label", "b"]
+    path.write_text("\n".join(["a,b", "1,0", "a,b", "0,1"]))  # columns of numbers
+    with pytest.raises(InputError, match=r"t\.csv line 3: repeats the first line"):
+        Predictions.load(path)

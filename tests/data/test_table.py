@@ -594,7 +594,8 @@ def test_codes_with_underscores_are_no_numbers() -> None:
 
 def test_a_text_among_numbers_is_missing_and_told(tmp_path: Path) -> None:
     lines = [
-        f"{'unknown' if i % 9 == 3 else i // 2},{'#N/A' if i == 4 else i / 2},{'ab'[i % 2]}"
+        f"{'unknown' if i % 9 == 3 else i // 2},"
+        f"{'#N/A' if i == 4 else i / 2},{'ab'[i % 2]}"
         for i in range(60)
     ]
     (tmp_path / "t.csv").write_text("\n".join(["age,mass,label", *lines]))
@@ -1282,6 +1283,32 @@ def test_classes_that_differ_in_spelling_alone_are_named(tmp_path: Path) -> None
         "classes 'No Defect', 'no-defect' differ in case, spaces or hyphens alone: if"
         " they are one class, spell them alike"
     ]
+
+
+@pytest.mark.parametrize(
+    ("names", "joined"),
+    [
+        (["x", "y", "x|y"], "'x|y'"),
+        (["x;z", "y; z", "x;y"], "'x;y'"),
+        (["red, dark", "red", "dark"], "'red, dark'"),
+        (["red, dark", "blue"], None),
+        (["animal/cat", "animal/dog", "toy/cat", "toy/dog"], None),  # folders
+        (["a|b", "c|d"], None),
+    ],
+)
+def test_several_labels_in_one_cell_are_told(
+    tmp_path: Path, names: list[str], joined: str | None
+) -> None:
+    rows = [f"{i / 2},{name!r}" for i, name in enumerate((names * 30)[:60])]
+    (tmp_path / "t.csv").write_text("\n".join(["x,target", *rows]).replace("'", '"'))
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        data = rfdlc.load(tmp_path / "t.csv")
+    told = [note for note in data.notes if "several labels of one sample" in note]
+    assert told == [str(one.message) for one in warned if "several" in str(one.message)]
+    if joined is None:
+        assert not told
+    else:
+        assert told[0].startswith(f"classes such as {joined} look like")
 
 
 def test_a_text_among_dates_is_told(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Dataset: train, val and test samples with their classes, for any format on disk."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,14 @@ NAMED = 3  # of what is broken for the same reason
 SPELT = (
     "classes {} differ in case, spaces or hyphens alone: if they are one class, spell"
     " them alike"
+)
+# Signs between labels of one sample, where it has several; the latter are in names of
+# single classes, too.
+BETWEEN, PERHAPS_BETWEEN = "|;", ",/+&"
+JOINED = (
+    "classes such as {!r} look like several labels of one sample, since {} are in other"
+    " classes, too: each combination is a class of its own; give every sample one"
+    " label, or train a model per label"
 )
 LISTED = ": `rfdlc inspect` lists them"  # at the end of a note, but there
 SHARED = "{} of {} {} samples are copies of training samples" + LISTED
@@ -629,3 +638,17 @@ def spelt_alike(names: Sequence[str]) -> list[str]:
         for each in spelt.values()
         if len(each) > 1
     ]
+
+
+def joined_labels(names: Sequence[str]) -> list[str]:
+    """What to say of classes that are several labels, such as `x|y` beside `x` and
+    `y`, or beside `x|z` and `y|z`.
+    """
+    for sign in BETWEEN + PERHAPS_BETWEEN:
+        parts = {name: tuple(map(str.strip, name.split(sign))) for name in names}
+        times = Counter(chain.from_iterable(map(set, parts.values())))
+        for name, labels in parts.items():
+            several = len(set(labels)) > 1 and all(times[one] > 1 for one in labels)
+            if several and (sign in BETWEEN or not {*labels}.isdisjoint(names)):
+                return [JOINED.format(name, listing(map(repr, labels)))]
+    return []

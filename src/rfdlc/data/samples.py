@@ -241,7 +241,9 @@ def open_samples(
     reader, found = find_reader(source, root)
     if reader is image_files.read_folder:
         return _folder(
-            *image_files.find_images(found, split, allow_links), spec, skip_broken
+            *image_files.find_images(found, split, allow_links, skip_broken),
+            spec,
+            skip_broken,
         )
     if reader is image_lists.read_list:
         whole = (
