@@ -175,6 +175,12 @@ def test_a_table_whose_rows_are_all_empty_has_no_rows(tmp_path: Path) -> None:
         Predictions.load(tmp_path / "e.csv")
 
 
+def test_text_in_utf_16_without_a_mark_is_told(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_bytes("cat,dog\n1,0\n".encode("utf-16-le"))
+    with pytest.raises(InputError, match=r"p\.csv: holds NUL characters, as text in U"):
+        Predictions.load(tmp_path / "p.csv")
+
+
 @pytest.mark.parametrize("line", ["age,sex,label", ' age, sex ,"label"'])
 def test_a_header_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     rows = [f"{i / 7},m,{'ab'[i % 2]}" for i in range(40)]

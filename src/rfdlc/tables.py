@@ -316,6 +316,11 @@ class CsvFile:
             path.open(newline="", encoding="utf-8-sig") as file,
         ):
             lines = list(islice(file, 10 * HEAD_LINES))
+            expect(
+                not any("\0" in line for line in lines),
+                f"{path}: holds NUL characters, as text in UTF-16 does: save it as"
+                " UTF-8 (in Excel: CSV UTF-8)",
+            )
             self._blank = next(
                 (i for i, line in enumerate(lines) if line.strip().strip(",;\t")), 0
             )

@@ -361,6 +361,15 @@ def test_an_empty_class_folder(folder: Path) -> None:
     assert "wasp" in data.skipped[0]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_no_image(folder: Path) -> None:
+    os.mkfifo(folder / "ant" / "pipe.png")
+    with pytest.raises(InputError, match=r"pipe\.png: is no file: remove it"):
+        rfdlc.load(folder)
+    data = rfdlc.load(folder, skip_broken=True, test_fraction=0)
+    assert len(data.train) == 8
+
+
 def test_one_class_and_no_class(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

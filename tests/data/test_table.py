@@ -22,6 +22,7 @@ from PIL import Image
 import rfdlc
 from rfdlc.data.cells import as_text, parse_column, stray_texts
 from rfdlc.data.columns import names_rows
+from rfdlc.data.dataset import spelt_alike
 from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.data.table import TableEncoder, blurred, strays_among
 from rfdlc.decide.classes import Classes
@@ -1280,8 +1281,16 @@ def test_classes_that_differ_in_spelling_alone_are_named(tmp_path: Path) -> None
             if "spell them alike" in note
         ]
     assert found == [
-        "classes 'No Defect', 'no-defect' differ in case, spaces or hyphens alone: if"
-        " they are one class, spell them alike"
+        "classes 'No Defect', 'no-defect' differ in case, spaces, hyphens or hidden"
+        " characters alone: if they are one class, spell them alike"
+    ]
+
+
+def test_classes_that_look_the_same_are_named() -> None:
+    hidden = ["ok", "ok\u200b", "caf\u00e9", "cafe\u0301", "K1", "K2"]
+    assert [told.split(" differ")[0] for told in spelt_alike(hidden)] == [
+        r"classes 'ok', 'ok\u200b'",
+        "classes 'caf\u00e9', 'cafe\u0301'",
     ]
 
 
@@ -1375,3 +1384,30 @@ def test_a_file_that_is_not_there(name: str) -> None:
         ),
     ):
         rfdlc.load("digits")
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells"),
+    [
+        ("struct<a: int64>", [{"a": 1}, {"a": 2}]),
+        (
+            "map<string, int64>",
+            pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())),
+        ),
+        ("list<element: list<element: double>>", [[[1.0]], [[2.0, 3.0]]]),
+    ],
+)
+def test_nested_columns_are_no_categories(
+    tmp_path: Path, kind: str, cells: Any
+) -> None:
+    nested = pa.concat_arrays([pa.array(cells)] * 10)
+    table = {"x": np.arange(20) / 4, "nested": nested, "y": ["a", "b", "b", "a"] * 5}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    data = rfdlc.load(tmp_path / "t.parquet")
+    assert data.encoder is not None
+    assert data.encoder.features == ("x",)
+    (note,) = [note for note in data.notes if "column 'nested' holds" in note]
+    assert "which is no number, text or date" in note
+    assert kind.split("<")[0] in note
+    with pytest.raises(InputError, match="the target 'nested' holds "):
+        rfdlc.load(tmp_path / "t.parquet", target="nested")

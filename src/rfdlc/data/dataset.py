@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
+from unicodedata import category, normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +50,8 @@ INSIDE = re.compile(
 )
 NAMED = 3  # of what is broken for the same reason
 SPELT = (
-    "classes {} differ in case, spaces or hyphens alone: if they are one class, spell"
-    " them alike"
+    "classes {} differ in case, spaces, hyphens or hidden characters alone: if they are"
+    " one class, spell them alike"
 )
 # Signs between labels of one sample, where it has several; the latter are in names of
 # single classes, too.
@@ -626,13 +627,13 @@ def as_images(where: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def spelt_alike(names: Sequence[str]) -> list[str]:
     """What to say of classes whose names, if they have letters, differ in case, spaces
-    or hyphens alone.
+    or hyphens alone, or in what nobody sees.
     """
     spelt: dict[str, list[str]] = {}
     for name in (name for name in names if re.search(r"[^\W\d_]", name)):
-        spelt.setdefault("".join(re.split(r"[\s_-]+", name.casefold())), []).append(
-            name
-        )
+        seen = "".join(letter for letter in name if category(letter) != "Cf")
+        bare = normalize("NFKC", seen).casefold()
+        spelt.setdefault("".join(re.split(r"[\s_-]+", bare)), []).append(name)
     return [
         SPELT.format(listing(map(repr, each)))
         for each in spelt.values()
