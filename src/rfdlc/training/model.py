@@ -46,9 +46,9 @@ from rfdlc.training.networks.backbones import backbone, imported, own
 from rfdlc.training.networks.mixture import (
     Mixture,
     Networks,
-    rebuilt_limits,
     rebuilt_log,
     rebuilt_member,
+    rebuilt_range,
 )
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.pretrained import (
@@ -670,10 +670,10 @@ def mixture_net(
         else:
             members[name] = rebuilt_member(name, state, shape[0], len(classes))
     count, log = len(members), rebuilt_log(weights, shape[0])
-    limits = rebuilt_limits(weights, shape[0])
+    training_range = rebuilt_range(weights, shape[0])
     slope = torch.zeros(count)
     bias = torch.zeros(count, len(classes))
-    return Mixture(members, slope, bias, log, limits)
+    return Mixture(members, slope, bias, log, training_range)
 
 
 @contextmanager

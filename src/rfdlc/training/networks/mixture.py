@@ -303,7 +303,7 @@ class SignedLog(nn.Module):
         return torch.where(self.scale > 0, logged.to(x.dtype), x)
 
 
-class Limits(nn.Module):
+class TrainingRange(nn.Module):
     """Features (B, F) no further out than training saw them: low and high, (F,) each.
 
     Linear models and networks would extrapolate to certainty; trees do not notice.
@@ -328,7 +328,7 @@ class Mixture(nn.Module):
 
     The last model, of all samples, counts as much as those of the folds together.
     `slope` (M,) and `bias` (M, C) calibrate the models of a member and bring them to
-    one class prior. All members get features within `limits`, and those that
+    one class prior. All members get features within `range`, and those that
     `sees_logs` names get them through `log`, where there are these.
     """
 
@@ -342,11 +342,11 @@ class Mixture(nn.Module):
         slope: Tensor,
         bias: Tensor,
         log: SignedLog | None = None,
-        limits: Limits | None = None,
+        training_range: TrainingRange | None = None,
     ) -> None:
         super().__init__()
         self.members, self.log = nn.ModuleDict(dict(members)), log
-        self.limits = limits
+        self.range = training_range
         self.slope = nn.Parameter(slope, requires_grad=False)
         self.register_buffer("bias", bias)
         self.combination, self.particles = Combination(), len(members)
@@ -359,7 +359,7 @@ class Mixture(nn.Module):
             if torch.is_autocast_enabled(kind)
             else nullcontext()
         ):
-            inside = x[0] if self.limits is None else self.limits(x[0])
+            inside = x[0] if self.range is None else self.range(x[0])
             seen = {
                 False: inside,
                 True: inside if self.log is None else self.log(inside),
@@ -427,11 +427,13 @@ def rebuilt_log(weights: Mapping[str, Tensor], features: int) -> SignedLog | Non
     )
 
 
-def rebuilt_limits(weights: Mapping[str, Tensor], features: int) -> Limits | None:
-    """Room for the limits of a file; None for files of earlier versions."""
-    if not any(name.startswith("limits.") for name in weights):
+def rebuilt_range(weights: Mapping[str, Tensor], features: int) -> TrainingRange | None:
+    """Room for the range of a file; None for files of earlier versions."""
+    if not any(name.startswith("range.") for name in weights):
         return None
-    return Limits(**{name: torch.zeros(features) for name in Limits.NAMES})
+    return TrainingRange(
+        **{name: torch.zeros(features) for name in TrainingRange.NAMES}
+    )
 
 
 def rebuilt_member(
