@@ -377,20 +377,20 @@ def _files(system: Any, path: str) -> tuple[str, list[Any]]:
             f"{path}: no such file or folder: expected tables, or a glob of them",
         )
         base = path
+    found = system.get_file_info(
+        FileSelector(base, recursive=True, allow_not_found=True)
+    )
     try:
-        found = system.get_file_info(
-            FileSelector(base, recursive=True, allow_not_found=True)
-        )
+        tables = [
+            info
+            for info in found
+            if info.type == FileType.File and info.path.lower().endswith(SUFFIXES)
+        ]
     except UnicodeDecodeError as error:
         raise InputError(
             f"{base}: holds a file whose name is not UTF-8 ({error.object!r}): rename"
             " it"
         ) from None
-    tables = [
-        info
-        for info in found
-        if info.type == FileType.File and info.path.lower().endswith(SUFFIXES)
-    ]
     folders = {
         info.path.removesuffix(JOB) for info in found if info.base_name == JOB
     } - {f"{base}/"}
