@@ -70,7 +70,7 @@ def test_empty_rows_of_other_tables_are_skipped(tmp_path: Path) -> None:
             assert read_columns(tmp_path / name)["x"].to_pylist() == [1.0, 2.0]
     frame = pd.DataFrame(
         {
-            "x": np.arange(24.0),
+            "x": np.arange(24) / 2,
             "s": pd.NaT,
             "t": ["a", "b", "c"] * 8,
             "target": ["u", "v"] * 12,

@@ -164,3 +164,33 @@ def test_a_cell_that_is_too_long_for_the_search_of_a_header(tmp_path: Path) -> N
     (tmp_path / "t.csv").write_text("\n".join(rows))
     for of_samples in (False, True):
         assert len(read_columns(tmp_path / "t.csv", of_samples=of_samples)["a"]) == 52
+
+
+def test_a_table_whose_rows_are_all_empty_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("id,a,b\n,,\n,,\n")
+    with (
+        pytest.warns(UserWarning, match="2 empty rows skipped"),
+        pytest.raises(InputError, match=r"e\.csv: has column names but no rows"),
+    ):
+        Predictions.load(tmp_path / "e.csv")
+
+
+def test_text_in_utf_16_without_a_mark_is_told(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_bytes("cat,dog\n1,0\n".encode("utf-16-le"))
+    with pytest.raises(InputError, match=r"p\.csv: holds NUL characters, as text in U"):
+        Predictions.load(tmp_path / "p.csv")
+
+
+@pytest.mark.parametrize("line", ["age,sex,label", ' age, sex ,"label"'])
+def test_a_header_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
+    rows = [f"{i / 7},m,{'ab'[i % 2]}" for i in range(40)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["age,sex,label", *rows[:20], "", line, *rows[20:]]))
+    told = r"t\.csv line 23: repeats the first line, the names of the columns"
+    with pytest.raises(InputError, match=told):
+        rfdlc.load(path)
+    path.write_text("\n".join(["label", "a", "label", "b"]))  # may be a word of a list
+    assert read_columns(path)["label"].to_pylist() == ["a", "label", "b"]
+    path.write_text("\n".join(["a,b", "1,0", "a,b", "0,1"]))  # columns of numbers
+    with pytest.raises(InputError, match=r"t\.csv line 3: repeats the first line"):
+        Predictions.load(path)

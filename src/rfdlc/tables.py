@@ -316,6 +316,11 @@ class CsvFile:
             path.open(newline="", encoding="utf-8-sig") as file,
         ):
             lines = list(islice(file, 10 * HEAD_LINES))
+            expect(
+                not any("\0" in line for line in lines),
+                f"{path}: holds NUL characters, as text in UTF-16 does: save it as"
+                " UTF-8 (in Excel: CSV UTF-8)",
+            )
             self._blank = next(
                 (i for i, line in enumerate(lines) if line.strip().strip(",;\t")), 0
             )
@@ -368,12 +373,14 @@ class CsvFile:
                 ),  # of numbers: texts are never null
             )
             for batch in without_empty_rows(self.path, found):
-                if any(column.null_count for column in batch.columns):
+                header = not self.headless and _repeats(batch, self.names)
+                if header or any(column.null_count for column in batch.columns):
                     self._explain(direct, None)
                 yield _unescaped(
                     batch if self.decimal == "." else with_points(batch, numbers)
                 )
-                last = batch.slice(batch.num_rows - 1).to_pylist() or last
+                if batch.num_rows:
+                    last = batch.slice(batch.num_rows - 1).to_pylist()
         except (OSError, pyarrow.ArrowException) as error:
             self._explain(numbers or (), error)
         if any("\n" in str(cell) for row in last for cell in row.values()):
@@ -404,6 +411,11 @@ class CsvFile:
         line, width, checked = 0, len(self.names), set(numbers)
         for line, row in self.rows():
             where = f"{self.path} line {line}"
+            expect(
+                width == 1 or self.headless or row != self.names,
+                f"{where}: repeats the first line, the names of the columns: remove it"
+                " (files that were joined have one each)",
+            )
             expect(
                 len(row) == width,
                 f"{where}: {len(row)} cells, expected {width} as in the first line",
@@ -485,6 +497,21 @@ def _occur_again(header: list[str], below: Iterable[list[str]], decimal: str) ->
         for place in texts
     ]
     return 2 * sum(again) > len(texts)
+
+
+def _repeats(batch: Any, names: Sequence[str]) -> bool:
+    """Whether a row of texts, which may be one of values, is that of the names."""
+    from pyarrow import compute, types
+
+    if len(names) == 1 or not all(types.is_string(own.type) for own in batch.columns):
+        return False
+    rows = np.ones(len(batch), np.bool_)
+    for name, column in zip(names, batch.columns, strict=True):
+        same = compute.equal(compute.utf8_trim_whitespace(column), name)
+        rows &= compute.fill_null(same, False).to_numpy(zero_copy_only=False)
+        if not rows.any():
+            return False
+    return True
 
 
 @contextmanager

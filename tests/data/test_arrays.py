@@ -627,3 +627,9 @@ def test_a_data_set_is_shown_in_one_line():
         repr(rfdlc.Split(images, labels, groups=labels))
         == "Split(6 samples of shape (3, 8, 8), groups)"
     )
+
+
+def test_numbers_are_no_samples(tmp_path: Path) -> None:
+    np.savez(tmp_path / "set.npz", x=np.float64(3), y=np.int64(1))
+    with pytest.raises(InputError, match=r"set\.npz: has x of shape \(\), y of shape"):
+        open_samples(tmp_path / "set.npz", InputSpec(rfdlc.Classes(("a", "b")), (4,)))

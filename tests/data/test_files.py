@@ -98,7 +98,36 @@ def test_hidden_and_other_files_are_ignored(folder: Path) -> None:
     (folder / "ant" / "notes.txt").write_text("x")
     data = rfdlc.load(folder, test_fraction=0)
     assert len(data.train) == 8
-    assert "1 files that are not images were ignored" in data.notes
+    assert (
+        "ignored: 1 file that is no image, or of a kind that is not read: 1 .txt"
+        in data.notes
+    )
+
+
+@pytest.mark.parametrize("name", ["0.HEIC", "0.dcm", "IM0001"])
+def test_files_that_may_be_samples_are_not_ignored_without_a_word(
+    folder: Path, name: str
+) -> None:
+    (folder / "ant" / name).write_bytes(b"x")
+    (folder / "bee" / "notes.txt").write_text("x")
+    kind = Path(name).suffix.lower() or "without an ending"
+    told = f"of a kind that is not read: 1 {kind}, 1 .txt"
+    if kind.startswith("."):
+        told += f"; convert {kind} to PNG or JPEG"
+    with pytest.raises(InputError, match=rf"1 of 9 files would be ignored: .*{told}"):
+        rfdlc.load(folder)
+    notes = rfdlc.load(folder, skip_broken=True).notes
+    assert any(told in note for note in notes)
+    few = f"1 of 9 files are of a kind that is not read: 1 {kind}, 1 .txt"
+    with pytest.raises(InputError, match=few):
+        find_images(folder)
+    with pytest.warns(UserWarning, match=few):
+        assert len(find_images(folder, skip_broken=True)[2]) == 8
+    for i in range(91):  # then the one is 1% of them
+        picture(folder / "bee" / f"more-{i}.png")
+    assert any(told in note for note in rfdlc.load(folder).notes)
+    with pytest.warns(UserWarning, match="1 of 100 files"):
+        assert len(find_images(folder)[2]) == 99
 
 
 @pytest.mark.parametrize(
@@ -332,6 +361,15 @@ def test_an_empty_class_folder(folder: Path) -> None:
     assert "wasp" in data.skipped[0]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_no_image(folder: Path) -> None:
+    os.mkfifo(folder / "ant" / "pipe.png")
+    with pytest.raises(InputError, match=r"pipe\.png: is no file: remove it"):
+        rfdlc.load(folder)
+    data = rfdlc.load(folder, skip_broken=True, test_fraction=0)
+    assert len(data.train) == 8
+
+
 def test_one_class_and_no_class(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -370,10 +408,22 @@ def test_a_link_to_above_is_not_followed_for_ever(folder: Path) -> None:
 
 def test_folders_that_are_not_read_are_told(folder: Path) -> None:
     picture(folder / "ant" / "deep" / "0.png")
+    picture(folder / "ant" / "deep" / "1" / "0.png")
     picture(folder / "loose.png")
-    notes = rfdlc.load(folder).notes
-    assert "1 folders inside class folders were ignored: ant/deep" in notes
-    assert "1 images beside class folders were ignored: they have no class" in notes
+    deep = (
+        "2 images in 1 folder inside class folders, ant/deep: move up into the class"
+        " folder"
+    )
+    loose = (
+        "1 image beside class folders, which is in no class: move into a class folder"
+    )
+    with pytest.raises(
+        InputError, match=f"3 of 11 files would be ignored: {loose}; {deep}; or leave"
+    ):
+        rfdlc.load(folder)
+    notes = rfdlc.load(folder, skip_broken=True).notes
+    assert f"ignored: {deep}" in notes
+    assert f"ignored: {loose}" in notes
     for split in ("train", "test"):
         for name in ("a", "b"):
             picture(folder / split / name / "0.png")

@@ -143,7 +143,8 @@ def test_broken_files_are_listed_by_reason_above_what_can_be_read(
 
 def test_a_table_with_a_target(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(
-        "v,outcome,who\n" + "\n".join(f"{i},{'ab'[i % 2]},w{i // 4}" for i in range(40))
+        "v,outcome,who\n"
+        + "\n".join(f"{i / 2},{'ab'[i % 2]},w{i // 4}" for i in range(40))
     )
     found = json.loads(
         run(tmp_path / "t.csv", "--target", "outcome", "--groups", "who", "--json")
@@ -200,7 +201,7 @@ def test_class_names_are_not_markup() -> None:
 
 
 def test_a_test_split_far_from_what_was_asked_is_told(tmp_path: Path) -> None:
-    rows = [f"{i},{i % 2},{i // 30}" for i in range(90)]  # three sites of 30 rows
+    rows = [f"{i / 2},{i % 2},{i // 30}" for i in range(90)]  # three sites of 30 rows
     (tmp_path / "t.csv").write_text("\n".join(["x,outcome,site", *rows]))
     given = (
         tmp_path / "t.csv",

@@ -104,7 +104,8 @@ def test_a_table_without_its_column_of_paths_is_any_other(
 ) -> None:
     save_images(tmp_path)
     source = write(
-        frame().drop(columns="embedding").assign(weight=range(ROWS)), "traps.csv"
+        frame().drop(columns="embedding").assign(weight=np.arange(ROWS) / 2),
+        "traps.csv",
     )
     assert rfdlc.load(source, target="species").kind == "images"
     options = {"target": "species", "drop": drop}

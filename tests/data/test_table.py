@@ -22,6 +22,7 @@ from PIL import Image
 import rfdlc
 from rfdlc.data.cells import as_text, parse_column, stray_texts
 from rfdlc.data.columns import names_rows
+from rfdlc.data.dataset import spelt_alike
 from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.data.table import TableEncoder, blurred, strays_among
 from rfdlc.decide.classes import Classes
@@ -130,8 +131,7 @@ def test_a_note_says_how_to_keep_a_column_that_is_left_out_by_its_name(
         )  # whatever its name
         if name == "order_id":
             assert notes[1].endswith(
-                "; to keep it as a feature, rename it, for example to"
-                " 'order_id_feature'"
+                "; to keep it as a feature, rename it to 'order_id_feature'"
             )
         else:
             assert len(notes) == 1
@@ -323,22 +323,22 @@ RANGES: dict[str, list[Any]] = {
 @pytest.mark.parametrize(
     ("name", "inside", "outside", "told"),
     [
-        ("age", 172, 610, "(610; there 18 to 95)"),  # 95 and the range of 77
-        ("age", 0, -1, "(-1; there 18 to 95)"),
-        ("crp", 599.9, 600, "(600; there 0.1 to 300)"),
-        ("crp", 0, -5, "(-5; there 0.1 to 300)"),  # negative, as never in training
-        ("delta", -3, -3.5, "(-3.5; there -1 to 1)"),
+        ("age", 172, 610, "({}; there 18 to 95)"),  # 95 and the range of 77
+        ("age", 0, -1, "({}; there 18 to 95)"),
+        ("crp", 599.9, 600, "({}; there 0.1 to 300)"),
+        ("crp", 0, -5, "({}; there 0.1 to 300)"),  # negative, as never in training
+        ("delta", -3, -3.5, "({}; there -1 to 1)"),
         (
             "when",
             "2024-03-01",
             "2024-03-02",
-            "(2024-03-02; there 2024-01-01 to 2024-01-31)",
+            "({}; there 2024-01-01 to 2024-01-31)",
         ),
         (
             "when",
             "2023-12-02",
             "1969-01-01",
-            "(1969-01-01; there 2024-01-01 to 2024-01-31)",
+            "({}; there 2024-01-01 to 2024-01-31)",
         ),
     ],
 )
@@ -355,9 +355,12 @@ def test_numbers_far_outside_of_training_are_named(
         encoder.transform({**usual, name: [inside] * rows})
     start = f"column '{name}' has values far outside of those in training"
     with pytest.warns(UserWarning, match=start) as warned:
-        encoder.transform({**usual, name: [outside] * rows})
+        encoder.transform({**usual, name: [outside] * rows}, start=10)
+    named = ", ".join(f"{outside} in row {11 + row}" for row in range(min(rows, 3)))
+    if rows == 5:
+        named += ", ... (5 in all)"
     assert [str(each.message).partition(": ")[0] for each in warned] == [
-        f"{start} {told}"
+        f"{start} {told.format(named)}"
     ]
     doubts = list[str]()
     encoder.transform({**usual, name: [outside] * rows}, doubts)
@@ -493,6 +496,37 @@ def test_an_identifier_is_never_a_feature(
 @pytest.mark.parametrize(
     ("name", "values"),
     [
+        ("Kunden-Nr", [*range(10_001, 10_301)]),
+        ("vorgang", [7 * i % 300 for i in range(300)]),  # in any order
+        ("nummer", [i + i // 9 for i in range(300)]),  # with gaps
+        ("beleg", [2024_0001 + i % 150 + 500 * (i // 150) for i in range(300)]),
+        ("konto", [*range(299), 999_999]),
+        ("kunde", [f"{i}.0" if i % 9 else "" for i in range(300)]),
+        ("station", [*range(299), 5]),  # one occurs twice
+    ],
+)
+def test_whole_numbers_that_were_handed_out_are_identifiers_whatever_their_name(
+    tmp_path: Path, name: str, values: list[Any]
+) -> None:
+    data = visits(tmp_path, name, values)
+    assert data.encoder is not None
+    assert data.encoder.features == ("amount",)
+    told = [note for note in data.notes if f"column {name!r} has a different" in note]
+    assert len(told) == 1
+    assert told[0].endswith(f"rename it to '{name}_feature'")
+    assert (
+        f"{name}_feature"
+        in visits(tmp_path, f"{name}_feature", values).encoder.features
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        # Of 240 draws from 20,000 numbers none repeats in one of four tables.
+        ("price", [(i * 7919) % 20_011 for i in range(240)]),
+        ("share", [i + 0.5 * (i == 7) for i in range(240)]),
+        ("rank", [*range(20)]),  # too few to tell
         ("age", [i % 90 for i in range(240)]),
         ("year", [1900 + i % 100 for i in range(240)]),
         ("zip", [10000 + 7 * (i // 2) for i in range(240)]),
@@ -561,7 +595,8 @@ def test_codes_with_underscores_are_no_numbers() -> None:
 
 def test_a_text_among_numbers_is_missing_and_told(tmp_path: Path) -> None:
     lines = [
-        f"{'unknown' if i % 9 == 3 else i // 2},{'#N/A' if i == 4 else i},{'ab'[i % 2]}"
+        f"{'unknown' if i % 9 == 3 else i // 2},"
+        f"{'#N/A' if i == 4 else i / 2},{'ab'[i % 2]}"
         for i in range(60)
     ]
     (tmp_path / "t.csv").write_text("\n".join(["age,mass,label", *lines]))
@@ -885,7 +920,7 @@ def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_test_part_is_held_out_and_the_encoding_knows_nothing_of_it(
     tmp_path: Path,
 ) -> None:
-    rows = [f"{i},{'ab'[i % 2]},{'pq'[i % 2]}{i // 2}" for i in range(40)]
+    rows = [f"{i / 2},{'ab'[i % 2]},{'pq'[i % 2]}{i // 2}" for i in range(40)]
     (tmp_path / "t.csv").write_text("value,class,kind\n" + "\n".join(rows))
     data = rfdlc.load(tmp_path / "t.csv", target="class", drop=["kind"], seed=2)
     assert data.test is not None
@@ -1003,7 +1038,7 @@ def test_measurements_as_classes_are_not_taken_without_a_word(
         Image.new("L", (8, 8)).save(path.with_name("a.png"))
     for count, values in ((40, None), (30, "warns"), (10, "levels")):
         cells = [
-            f"{'a.png' if images else i},{i % count / 2 + 0.25}"
+            f"{'a.png' if images else i / 2},{i % count / 2 + 0.25}"
             for i in range(40 if values is None else 200)
         ]
         path.write_text("\n".join([f"{'path' if images else 'x'},y", *cells]))
@@ -1246,9 +1281,43 @@ def test_classes_that_differ_in_spelling_alone_are_named(tmp_path: Path) -> None
             if "spell them alike" in note
         ]
     assert found == [
-        "classes 'No Defect', 'no-defect' differ in case, spaces or hyphens alone: if"
-        " they are one class, spell them alike"
+        "classes 'No Defect', 'no-defect' differ in case, spaces, hyphens or hidden"
+        " characters alone: if they are one class, spell them alike"
     ]
+
+
+def test_classes_that_look_the_same_are_named() -> None:
+    hidden = ["ok", "ok\u200b", "caf\u00e9", "cafe\u0301", "K1", "K2"]
+    assert [told.split(" differ")[0] for told in spelt_alike(hidden)] == [
+        r"classes 'ok', 'ok\u200b'",
+        "classes 'caf\u00e9', 'cafe\u0301'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "joined"),
+    [
+        (["x", "y", "x|y"], "'x|y'"),
+        (["x;z", "y; z", "x;y"], "'x;y'"),
+        (["red, dark", "red", "dark"], "'red, dark'"),
+        (["red, dark", "blue"], None),
+        (["animal/cat", "animal/dog", "toy/cat", "toy/dog"], None),  # folders
+        (["a|b", "c|d"], None),
+    ],
+)
+def test_several_labels_in_one_cell_are_told(
+    tmp_path: Path, names: list[str], joined: str | None
+) -> None:
+    rows = [f"{i / 2},{name!r}" for i, name in enumerate((names * 30)[:60])]
+    (tmp_path / "t.csv").write_text("\n".join(["x,target", *rows]).replace("'", '"'))
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        data = rfdlc.load(tmp_path / "t.csv")
+    told = [note for note in data.notes if "several labels of one sample" in note]
+    assert told == [str(one.message) for one in warned if "several" in str(one.message)]
+    if joined is None:
+        assert not told
+    else:
+        assert told[0].startswith(f"classes such as {joined} look like")
 
 
 def test_a_text_among_dates_is_told(tmp_path: Path) -> None:
@@ -1315,3 +1384,30 @@ def test_a_file_that_is_not_there(name: str) -> None:
         ),
     ):
         rfdlc.load("digits")
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells"),
+    [
+        ("struct<a: int64>", [{"a": 1}, {"a": 2}]),
+        (
+            "map<string, int64>",
+            pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())),
+        ),
+        ("list<element: list<element: double>>", [[[1.0]], [[2.0, 3.0]]]),
+    ],
+)
+def test_nested_columns_are_no_categories(
+    tmp_path: Path, kind: str, cells: Any
+) -> None:
+    nested = pa.concat_arrays([pa.array(cells)] * 10)
+    table = {"x": np.arange(20) / 4, "nested": nested, "y": ["a", "b", "b", "a"] * 5}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    data = rfdlc.load(tmp_path / "t.parquet")
+    assert data.encoder is not None
+    assert data.encoder.features == ("x",)
+    (note,) = [note for note in data.notes if "column 'nested' holds" in note]
+    assert "which is no number, text or date" in note
+    assert kind.split("<")[0] in note
+    with pytest.raises(InputError, match="the target 'nested' holds "):
+        rfdlc.load(tmp_path / "t.parquet", target="nested")

@@ -21,7 +21,7 @@ def file(tmp_path):
         f"{day},{k},{'rare' if k % 5 == 0 else 'common'}" for k, day in enumerate(days)
     ]
     np.random.default_rng(0).shuffle(lines)
-    (tmp_path / "t.csv").write_text("\n".join(["visit,age,label", *lines]))
+    (tmp_path / "t.csv").write_text("\n".join(["visit,age_feature,label", *lines]))
     return tmp_path / "t.csv"
 
 
@@ -36,7 +36,7 @@ def test_the_newest_rows_are_the_test_split(file):
         [*range(64, 80)],
         [*range(80, 100)],
     )
-    assert [column.name for column in data.encoder.columns] == ["age"]
+    assert [column.name for column in data.encoder.columns] == ["age_feature"]
     told = (
         "by 'visit', 64 old rows train, 16 calibrate, the newest 20 test; it is not a"
         " feature"
@@ -79,7 +79,7 @@ def test_groups_on_both_sides_are_told(file):
     [
         ({"time": "when"}, "column 'when' does not exist"),
         (
-            {"time": "label", "target": "age"},
+            {"time": "label", "target": "age_feature"},
             "column 'label' holds '(common|rare)': as time, expected dates",
         ),
         (
@@ -87,8 +87,8 @@ def test_groups_on_both_sides_are_told(file):
             "time 'visit' holds the newest rows out: expected test_fraction above 0",
         ),
         (
-            {"time": "visit", "split": "age"},
-            "time 'visit' and split 'age' both divide the rows",
+            {"time": "visit", "split": "age_feature"},
+            "time 'visit' and split 'age_feature' both divide the rows",
         ),
     ],
 )

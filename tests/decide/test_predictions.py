@@ -542,3 +542,19 @@ def test_tables_with_some_labels(tmp_path):
     np.testing.assert_array_equal(left.scores.values[0], P[1:])
     with pytest.raises(InputError, match=rf"{told}: leave them out .dropna"):
         evaluate(frame, decider=decider)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told"),
+    [
+        ({"probabilities": P.astype(complex)}, "scores must be numbers, .* complex"),
+        (
+            {"probabilities": P, "corrected": [True, False]},
+            "'corrected' has 2 values: expected one",
+        ),
+    ],
+)
+def test_arrays_of_another_kind_are_told(tmp_path, arrays, told):
+    np.savez(tmp_path / "p.npz", **arrays)
+    with pytest.raises(InputError, match=rf"p\.npz: {told}"):
+        Predictions.load(tmp_path / "p.npz")

@@ -1,3 +1,4 @@
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -286,3 +287,37 @@ def test_dominated_actions_are_those_that_no_probability_makes_best():
     }
     assert best.isdisjoint(utility.dominated)
     assert utility.dominated == {"doubt": "ask", "late": "2", "lose": "0"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Utility.one_hot,
+        Utility.tail_sensitive,
+        lambda classes: Utility.class_sensitive(classes, {}),
+        lambda classes: Utility.group_sensitive(classes, "0", "1"),
+    ],
+)
+def test_more_classes_than_a_matrix_may_have_are_named_before_it_is_made(make):
+    classes = Classes.from_counts([1] * 20_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            InputError, match="20,000 x 20,000 values: expected at most 14,142 classes"
+        ):
+            make(classes)
+        assert tracemalloc.get_traced_memory()[1] < 1e8
+    finally:
+        tracemalloc.stop()
+
+
+def test_one_hot_is_one_matrix():
+    tracemalloc.start()
+    try:
+        utility = Utility.one_hot(2_000)
+        assert tracemalloc.get_traced_memory()[1] < 1.2 * utility.matrix.nbytes
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(utility.matrix, np.eye(2_000))
+    with pytest.raises(ValueError, match="read-only"):
+        utility.matrix[0, 0] = 2

@@ -728,3 +728,16 @@ def test_progress_moves_with_every_fit(monkeypatch):
         ("linear", 3),
         ("mlp", 6),
     }
+
+
+def test_a_mixture_does_not_extrapolate():
+    """Far outside of the training range it is as certain as at its end."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 2))
+    y = (X[:, 0] + rng.normal(size=400) > 0).astype(int)
+    model = RFDLCClassifier(random_state=0).fit(X, y)
+    ends = np.stack([X.min(axis=0), X.max(axis=0)])
+    at_ends = model.predict_proba(ends)
+    np.testing.assert_allclose(model.predict_proba(ends * 1e6), at_ends, rtol=1e-6)
+    assert at_ends.max() < 0.9999
+    assert at_ends[1, 1] > 0.9

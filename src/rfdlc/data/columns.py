@@ -6,6 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from math import log
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,11 @@ IDENTIFIER = re.compile(
     rf"({PEOPLE})[ _.-]?(id|no|nr|number|code|key)?|(.*[ _.-])?(uuid|guid|mrn|ssn)",
     re.IGNORECASE,
 )
+# Different whole numbers were handed out, not measured, if so many draws from their
+# range would be all different with a smaller probability.
+BY_CHANCE = 1e-6
+# How the name of a column of numbers ends that stays a feature, whatever it holds.
+FEATURE = "_feature"
 CODES, MANY, SOME = (
     (3, 50),
     5,
@@ -320,7 +326,7 @@ def _how_to_keep(name: str, column: Column, frame: str) -> str:
     """How to keep a column that would be left out: texts as categories, numbers by
     another name.
     """
-    rename = f"to keep it as a feature, rename it, for example to {f'{name}_feature'!r}"
+    rename = f"to keep it as a feature, rename it to {name + FEATURE!r}"
     return (
         f"to keep it as categories, {keeping([name], frame)}"
         if column.dtype == object
@@ -338,10 +344,34 @@ def _memorised(name: str, column: Column) -> str:
 
 
 def _may_identify(name: str, column: Column) -> bool:
-    """Whether it holds texts, or whole numbers under a name that says so."""
-    return column.dtype == object or (
-        identifies(name) and column.dtype == np.float64 and not (column % 1 > 0).any()
-    )
+    """Whether it holds texts, or whole numbers that its name or they themselves show
+    to be identifiers.
+    """
+    if column.dtype == object:
+        return True
+    if column.dtype != np.float64 or name.endswith(FEATURE) or list_of(name):
+        return False
+    if (column % 1 > 0).any():
+        return False
+    return identifies(name) or _handed_out(column)
+
+
+def _handed_out(column: NDArray[np.float64]) -> bool:
+    """Whether whole numbers lie so close, and repeat so rarely, that they were given
+    to the rows one by one.
+
+    Of ages or prices in so narrow a range some would be equal. The outermost values do
+    not count: a single 999999 makes no other numbers of them.
+    """
+    present = column[~np.isnan(column)]
+    values = np.unique(present)
+    if len(values) <= max(FEW_CATEGORIES, NAMING * len(present)):
+        return False
+    outermost = int((1 - NAMING) * len(values))
+    values = values[outermost : len(values) - outermost]
+    width = values[-1] - values[0] + 1
+    all_different = np.log1p(-np.arange(len(values)) / width).sum()
+    return bool(all_different < log(BY_CHANCE))
 
 
 def _differ_unless_copies(different: int, columns: dict[str, Column]) -> bool:

@@ -1,11 +1,13 @@
 """Dataset: train, val and test samples with their classes, for any format on disk."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
+from unicodedata import category, normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +50,16 @@ INSIDE = re.compile(
 )
 NAMED = 3  # of what is broken for the same reason
 SPELT = (
-    "classes {} differ in case, spaces or hyphens alone: if they are one class, spell"
-    " them alike"
+    "classes {} differ in case, spaces, hyphens or hidden characters alone: if they are"
+    " one class, spell them alike"
+)
+# Signs between labels of one sample, where it has several; the latter are in names of
+# single classes, too.
+BETWEEN, PERHAPS_BETWEEN = "|;", ",/+&"
+JOINED = (
+    "classes such as {!r} look like several labels of one sample, since {} are in other"
+    " classes, too: each combination is a class of its own; give every sample one"
+    " label, or train a model per label"
 )
 LISTED = ": `rfdlc inspect` lists them"  # at the end of a note, but there
 SHARED = "{} of {} {} samples are copies of training samples" + LISTED
@@ -617,15 +627,29 @@ def as_images(where: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def spelt_alike(names: Sequence[str]) -> list[str]:
     """What to say of classes whose names, if they have letters, differ in case, spaces
-    or hyphens alone.
+    or hyphens alone, or in what nobody sees.
     """
     spelt: dict[str, list[str]] = {}
     for name in (name for name in names if re.search(r"[^\W\d_]", name)):
-        spelt.setdefault("".join(re.split(r"[\s_-]+", name.casefold())), []).append(
-            name
-        )
+        seen = "".join(letter for letter in name if category(letter) != "Cf")
+        bare = normalize("NFKC", seen).casefold()
+        spelt.setdefault("".join(re.split(r"[\s_-]+", bare)), []).append(name)
     return [
         SPELT.format(listing(map(repr, each)))
         for each in spelt.values()
         if len(each) > 1
     ]
+
+
+def joined_labels(names: Sequence[str]) -> list[str]:
+    """What to say of classes that are several labels, such as `x|y` beside `x` and
+    `y`, or beside `x|z` and `y|z`.
+    """
+    for sign in BETWEEN + PERHAPS_BETWEEN:
+        parts = {name: tuple(map(str.strip, name.split(sign))) for name in names}
+        times = Counter(chain.from_iterable(map(set, parts.values())))
+        for name, labels in parts.items():
+            several = len(set(labels)) > 1 and all(times[one] > 1 for one in labels)
+            if several and (sign in BETWEEN or not {*labels}.isdisjoint(names)):
+                return [JOINED.format(name, listing(map(repr, labels)))]
+    return []

@@ -404,6 +404,8 @@ def open_image(path: Path, content: bytes | None = None) -> "Image":
     """
     from PIL import Image, UnidentifiedImageError
 
+    if content is None and path.exists() and not path.is_file():  # a pipe would wait
+        raise BrokenImage(f"{path}: is no file: remove it")
     try:
         image = Image.open(path if content is None else io.BytesIO(content))
         trouble = unusable(image)

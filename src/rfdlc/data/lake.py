@@ -380,11 +380,17 @@ def _files(system: Any, path: str) -> tuple[str, list[Any]]:
     found = system.get_file_info(
         FileSelector(base, recursive=True, allow_not_found=True)
     )
-    tables = [
-        info
-        for info in found
-        if info.type == FileType.File and info.path.lower().endswith(SUFFIXES)
-    ]
+    try:
+        tables = [
+            info
+            for info in found
+            if info.type == FileType.File and info.path.lower().endswith(SUFFIXES)
+        ]
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{base}: holds a file whose name is not UTF-8 ({error.object!r}): rename"
+            " it"
+        ) from None
     folders = {
         info.path.removesuffix(JOB) for info in found if info.base_name == JOB
     } - {f"{base}/"}

@@ -36,6 +36,7 @@ from rfdlc.data.dataset import (
     TOO_MANY_NEAR,
     Dataset,
     Normalisation,
+    joined_labels,
     spelt_alike,
 )
 from rfdlc.data.frames import is_frame
@@ -219,15 +220,12 @@ def load(
         reader
     ):  # of a table, groups are a column
         data = _with_groups(data, Path(checked["groups"]).expanduser())
-    data = replace(
-        data,
-        notes=(
-            *data.notes,
-            *_shared(data),
-            *(alike := spelt_alike(data.classes.names)),
-        ),
-    )
-    for told in alike:
+    doubtful_names = [
+        *spelt_alike(data.classes.names),
+        *joined_labels(data.classes.names),
+    ]
+    data = replace(data, notes=(*data.notes, *_shared(data), *doubtful_names))
+    for told in doubtful_names:
         warnings.warn(told, stacklevel=2)
     data = _compared(data, checked["copies"])
     if data.val is None and (

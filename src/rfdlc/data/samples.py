@@ -241,7 +241,9 @@ def open_samples(
     reader, found = find_reader(source, root)
     if reader is image_files.read_folder:
         return _folder(
-            *image_files.find_images(found, split, allow_links), spec, skip_broken
+            *image_files.find_images(found, split, allow_links, skip_broken),
+            spec,
+            skip_broken,
         )
     if reader is image_lists.read_list:
         whole = (
@@ -587,7 +589,8 @@ def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
     names = splits.get("", {}).pop("names", None)
     given = {name or "train": roles for name, roles in splits.items() if roles}
     found = given[choose_split(str(path), given, split)]
-    alike = "x" in found and len({array.shape[:1] for array in found.values()}) == 1
+    counts = {array.shape[:1] for array in found.values()}
+    alike = "x" in found and len(counts) == 1 and () not in counts
     shapes = ", ".join(
         f"{role} of shape {array.shape}" for role, array in found.items()
     )

@@ -44,8 +44,8 @@ UNSEEN = (
     " have none of its categories{}"
 )
 OUTSIDE = (
-    "column {!r} has values far outside of those in training{}: the model extrapolates,"
-    " check values and units"
+    "column {!r} has values far outside of those in training{}: the model knows nothing"
+    " about such rows, check values and units"
 )
 NOTHING = (
     "column {!r} holds nothing that training saw (here {}; there {}): it tells the"
@@ -58,6 +58,7 @@ FILLED = (
 # rounding to 32 bits may move a number by this share of its column's spread; a Unix
 # time moves by 64
 ROUNDED = 1e-3
+FIRST_ROWS = 3  # that a warning names
 
 Doubt = tuple[
     str, str, str
@@ -285,9 +286,11 @@ class ColumnCode:
                 said = NOTHING.format(self.name, here, listing(self.categories, 3))
             doubts.append((brief, said, brief))
 
-    def _tell_outside(self, numbers: NDArray[np.float64], doubts: list[Doubt]) -> None:
-        """Say that numbers are further out than the range is wide, or negative as never
-        in training.
+    def _tell_outside(
+        self, numbers: NDArray[np.float64], doubts: list[Doubt], start: int
+    ) -> None:
+        """Say which numbers are further out than the range is wide, or negative as
+        never in training; rows count from `start` on.
         """
         if self.low is None or self.high is None or self.of_list:
             return
@@ -296,7 +299,14 @@ class ColumnCode:
             (numbers < 0) & (self.low >= 0 and not self.is_date)
         )
         if far.any():
-            here = listing(map(self._shown, np.unique(numbers[far])), 3)
+            places = np.flatnonzero(far)
+            rows = [
+                f"{self._shown(numbers[place])} in row {start + place + 1}"
+                for place in places[:FIRST_ROWS].tolist()
+            ]
+            if len(places) > FIRST_ROWS:
+                rows.append(f"... ({len(places):,} in all)")
+            here = ", ".join(rows)
             said = OUTSIDE.format(
                 self.name,
                 f" ({here}; there {self._shown(self.low)} to {self._shown(self.high)})",
@@ -355,7 +365,7 @@ class ColumnCode:
         numbers = as_numbers(column)
         missing = np.isnan(numbers)
         self._tell_missing(missing, doubts)
-        self._tell_outside(numbers, doubts)
+        self._tell_outside(numbers, doubts, start)
         filled = np.where(missing, self.median, numbers) - self.offset
         return (
             np.stack([filled, missing], axis=1)

@@ -630,10 +630,13 @@ def _from_npz(
         "its array is named probabilities, but logits are asked for: name the array"
         " 'logits'",
     )
-    names, arrays["corrected"] = (
-        arrays.pop("classes", None),
-        arrays.get("corrected", np.False_).item(),
+    names = arrays.pop("classes", None)
+    corrected = arrays.get("corrected", np.False_)
+    expect(
+        corrected.size == 1,
+        f"'corrected' has {corrected.size} values: expected one, for all samples",
     )
+    arrays["corrected"] = corrected.item()
     own = _classes_in(names, found.get("counts"))
     if (
         own is not None

@@ -4,7 +4,7 @@ largest gain is chosen.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -154,11 +154,11 @@ def _expected_utility(utility: Utility, ratio: Prior | None) -> Gain:
     A value that all actions of a row share decides nothing and is left out: in 32 bits
     it would cost the digits in which they differ.
     """
-    return _linear(
-        utility.matrix - _shared(utility)[:, None],
-        ratio,
-        float(np.ptp(utility.matrix, axis=1).max()),
-    )
+    shared = _shared(utility)
+    matrix = utility.matrix
+    if shared.any():
+        matrix = matrix - shared[:, None]
+    return _linear(matrix, ratio, float(np.ptp(utility.matrix, axis=1).max()))
 
 
 def _shared(utility: Utility) -> Floats:
@@ -217,7 +217,8 @@ def _linear(matrix: Floats, ratio: Prior | None, spread: float) -> Gain:
     come in 64 bits; in 32 bits come those of networks, which are never tied but by
     chance: for millions of them the comparison would cost a quarter.
     """
-    of_type = cache((matrix if ratio is None else matrix * ratio[:, None]).astype)
+    weighed = matrix if ratio is None else matrix * ratio[:, None]
+    of_type = cache(partial(weighed.astype, copy=False))
 
     def gain(p: Floats) -> Floats:
         gains = product(p, of_type(p.dtype))

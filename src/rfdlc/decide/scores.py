@@ -415,6 +415,8 @@ def _plain_array(given: Any) -> Floats:
         array = as_array(given)
         if array.dtype in (np.float32, np.float64):
             return array
+        if array.dtype.kind == "c":
+            raise TypeError("they are complex")
         return array.astype(np.float32 if array.dtype == np.float16 else np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(

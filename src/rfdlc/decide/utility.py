@@ -1,12 +1,13 @@
 """Utility U[true, action]: what each action is worth for each true class."""
 
 import csv
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +19,7 @@ from rfdlc.tables import CsvFile, escaped, is_number, number
 
 ABSTAIN = "abstain"
 LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
+MOST_VALUES = 200_000_000  # of a matrix, which has 8 bytes each
 SHOWN_CLASSES = 12  # a larger matrix is summarised when printed
 SIMILAR, MOST_COMPARED = (
     0.8,
@@ -106,7 +108,9 @@ class Utility:
     def one_hot(cls, classes: Classes | Sequence[str] | int) -> "Utility":
         """1 for the true class, 0 otherwise: expected utility is then accuracy."""
         classes = as_classes(classes)
-        return cls(np.eye(len(classes)), classes)
+        matrix = _right(classes)
+        matrix.setflags(write=False)
+        return cls(matrix, classes)
 
     @classmethod
     def tail_sensitive(
@@ -124,11 +128,9 @@ class Utility:
             f"penalty {penalty} is not a loss: expected 0 or less, such as -1",
         )
         order = -classes.rank if by_rank else classes.count_array
-        return cls(
-            np.eye(len(classes))
-            + np.where(order[None, :] > order[:, None], penalty, 0.0),
-            classes,
-        )
+        matrix = _right(classes)
+        matrix[order[None, :] > order[:, None]] = penalty
+        return cls(matrix, classes)
 
     @classmethod
     def class_sensitive(
@@ -140,7 +142,7 @@ class Utility:
         `{("bird", "airplane"): -1}`.
         """
         classes = as_classes(classes)
-        matrix = np.eye(len(classes))
+        matrix = _right(classes)
         for pair, penalty in penalties.items():
             row, column = classes.encode(list(pair), "class")
             expect(
@@ -172,7 +174,7 @@ class Utility:
             not common,
             f"groups overlap in {listing(common)}: expected two disjoint groups",
         )
-        matrix = np.eye(len(classes))
+        matrix = _right(classes)
         matrix[np.ix_(rows, columns)] = penalty
         return cls(matrix, classes)
 
@@ -511,9 +513,34 @@ def _frame_names(axis: Any, given: Any, what: str) -> Any:
     return own if given is None else given
 
 
+def _right(classes: Classes) -> NDArray[np.float64]:
+    """1 for the true class, 0 for any other; raises for more classes than a matrix may
+    have.
+    """
+    count = len(classes)
+    expect(
+        count**2 <= MOST_VALUES,
+        f"a utility of {count:,} classes would be a matrix of {count:,} x {count:,}"
+        f" values: expected at most {math.isqrt(MOST_VALUES):,} classes; if these are"
+        " not all classes, name those that are (--classes a,b,c), otherwise merge rare"
+        " ones",
+    )
+    return np.eye(count)
+
+
+def _is_constant(matrix: ArrayLike) -> TypeGuard[NDArray[np.float64]]:
+    """Whether nobody can write to it, so that it needs no copy."""
+    return (
+        isinstance(matrix, np.ndarray)
+        and matrix.dtype == np.float64
+        and matrix.base is None
+        and not matrix.flags.writeable
+    )
+
+
 def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
     try:
-        values = np.array(matrix, dtype=np.float64)
+        values = matrix if _is_constant(matrix) else np.array(matrix, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"utility must be a table of numbers with rows of equal length ({error})"
@@ -522,9 +549,9 @@ def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
         values.ndim == 2 and values.size,
         f"utility has shape {values.shape}: expected (classes, actions)",
     )
-    for row, column in np.argwhere(~(np.abs(values) <= LARGEST))[
-        :1
-    ]:  # infinities and NaN are not
+    # Two passes without a copy, as a matrix may be large; NaN is in no range.
+    if not (values.min() >= -LARGEST and values.max() <= LARGEST):
+        row, column = np.argwhere(~(np.abs(values) <= LARGEST))[0]
         raise InputError(
             f"utility holds {values[row, column]} in row {row}, column {column}:"
             f" expected finite numbers of at most {LARGEST:g}; for what must never"

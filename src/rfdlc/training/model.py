@@ -48,6 +48,7 @@ from rfdlc.training.networks.mixture import (
     Networks,
     rebuilt_log,
     rebuilt_member,
+    rebuilt_range,
 )
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.pretrained import (
@@ -668,7 +669,10 @@ def mixture_net(
         else:
             members[name] = rebuilt_member(name, state, shape[0], len(classes))
     count, log = len(members), rebuilt_log(weights, shape[0])
-    return Mixture(members, torch.zeros(count), torch.zeros(count, len(classes)), log)
+    training_range = rebuilt_range(weights, shape[0])
+    slope = torch.zeros(count)
+    bias = torch.zeros(count, len(classes))
+    return Mixture(members, slope, bias, log, training_range)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from rfdlc.training.model import (
     sensible_threads,
 )
 from rfdlc.training.networks import mixture
-from rfdlc.training.networks.mixture import Mixture, Networks, sees_logs
+from rfdlc.training.networks.mixture import Mixture, Networks, TrainingRange, sees_logs
 from rfdlc.training.networks.particles import place
 from rfdlc.training.skewed import Parameters, find_skewed, signed_log
 
@@ -290,7 +290,10 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
         torch.tensor(power * np.array([s[i] for s in scales])[kept]).float()
         for i in (0, 1)
     )
-    net = Mixture(members, slope, bias, log if any(map(sees_logs, members)) else None)
+    seen = torch.from_numpy(x)
+    training_range = TrainingRange(low=seen.amin(0), high=seen.amax(0))
+    log = log if any(map(sees_logs, members)) else None
+    net = Mixture(members, slope, bias, log, training_range)
     logits = safe_log(softmax(power * calibrated[kept])).astype(np.float32)
     return FittedTable(
         place(net, choose_device(config.device)), weights[kept], logits, held, choice

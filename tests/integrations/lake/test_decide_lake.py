@@ -613,3 +613,9 @@ def test_which_columns_are_classes(tmp_path, capsys, monkeypatch):
         " class" in said
     )
     assert not (tmp_path / "other").exists()
+
+
+def test_a_name_that_is_not_utf8_is_told(lake, tmp_path):
+    (lake / os.fsdecode(b"\xff.txt")).touch()
+    with pytest.raises(InputError, match=r"whose name is not UTF-8 .*: rename it"):
+        decide_lake(lake, tmp_path / "out", deciders()["plain"])

@@ -2,6 +2,8 @@
 
 import math
 import os
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -30,7 +32,7 @@ from rfdlc.data.images import (
     Resizing,
     attempt,
 )
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import InputError, are, counted, expect, listing
 from rfdlc.progress import track
 from rfdlc.tables import is_table, split_name
 
@@ -57,6 +59,14 @@ RELATIVE = (
     " in Python)"
 )
 ENDINGS = f"files ending in {listing(sorted(SUFFIXES), 20)}"
+# Files that lie beside images and are none: notes, tables, annotations, and what
+# systems leave behind. Others, such as .heic and .dcm, may be samples.
+BESIDE = frozenset(
+    {".txt", ".md", ".pdf", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".html"}
+    | {".db", ".ini", ".log"}
+)
+UNENDED = "without an ending"  # as those of DICOM may be
+MOST_IGNORED = 0.01  # of what may be samples; more is an error
 
 
 class Entry(NamedTuple):
@@ -80,14 +90,15 @@ def read_folder(
     skip_broken: bool = False,
     allow_links: bool = False,
 ) -> Dataset:
-    """One folder per class, sorted by name; other files are ignored. `allow_links`
-    accepts links to other places.
+    """One folder per class, sorted by name. `allow_links` accepts links to other
+    places; `skip_broken` that many files are of a kind, or at a place, not read.
     """
     root = path.resolve()
     places = _split_folders(root, allow_links)
     whole = places == {"train": root}
     listed: dict[str, list[Entry]] = {split: [] for split in places}
-    kinds, broken, deeper, others, loose = set[str](), list[str](), list[str](), 0, 0
+    kinds, broken, deeper, loose = set[str](), list[str](), list[str](), 0
+    others = Counter[str]()
     for split, place in places.items():
         for kind, is_folder in _entries(place, root, allow_links):
             if not is_folder:
@@ -101,10 +112,9 @@ def read_folder(
                 name for name, is_dir in inside if not is_dir and is_image(name)
             ]  # a link to nothing is broken
             folders = [f"{below}/{name}" for name, is_dir in inside if is_dir]
-            deeper, others = (
-                deeper + folders,
-                others + len(inside) - len(images) - len(folders),
-            )
+            deeper += folders
+            for name, is_dir in inside:
+                others.update(() if is_dir else _unread_kind(name))
             listed[split] += [Entry(f"{below}/{image}", kind) for image in images]
             broken += (
                 []
@@ -154,20 +164,11 @@ def read_folder(
     beside = [
         name for name, is_dir in inside if is_dir and root / name not in places.values()
     ]
-    notes = [f"{others} files that are not images were ignored"] if others else []
-    notes += (
-        [f"{loose} images beside class folders were ignored: they have no class"]
-        if loose
-        else []
-    )
-    for where, unread in (
-        ("inside class folders", deeper),
-        ("beside the splits", [] if whole else beside),
-    ):
-        notes += (
-            [f"{len(unread)} folders {where} were ignored: {listing(unread, 3)}"]
-            if unread
-            else []
+    notes = _ignored(path, listed, others, loose, deeper, root, skip_broken)
+    if beside and not whole:
+        notes.append(
+            f"{len(beside)} folders beside the splits were ignored:"
+            f" {listing(beside, 3)}"
         )
     names = sorted(
         {str(entry.label) for entries in listed.values() for entry in entries}
@@ -176,8 +177,65 @@ def read_folder(
     return read_images(root.name, root, listed, names, how, notes, broken)
 
 
+def _unread_kind(name: str) -> list[str]:
+    """The kind of a file that is not read, such as `.heic`; nothing for images."""
+    return [] if is_image(name) else [os.path.splitext(name)[1].lower() or UNENDED]
+
+
+def _told_kinds(others: Mapping[str, int]) -> str:
+    """Which kinds of files were ignored, and what to do where they hold images."""
+    kinds = [f"{count:,} {kind}" for kind, count in Counter(others).most_common()]
+    pictures = sorted({*others} - BESIDE - {UNENDED})
+    fix = f"; convert {listing(pictures, 5)} to PNG or JPEG" if pictures else ""
+    return f"{listing(kinds, 5)}{fix}"
+
+
+def _ignored(
+    path: Path,
+    listed: Mapping[str, Sequence[Entry]],
+    others: Mapping[str, int],
+    loose: int,
+    deeper: Sequence[str],
+    root: Path,
+    skip_broken: bool,
+) -> list[str]:
+    """Notes on what is not read: files of `others` kinds, `loose` images, and `deeper`
+    folders. Raises where they may be more than MOST_IGNORED of the samples.
+    """
+    notes, lost = list[str](), loose
+    if others:
+        lost += sum(count for kind, count in others.items() if kind not in BESIDE)
+        count = sum(others.values())
+        notes.append(
+            f"{counted(count, 'file')} that {are(count)} no image, or of a kind that is"
+            f" not read: {_told_kinds(others)}"
+        )
+    if loose:
+        notes.append(
+            f"{counted(loose, 'image')} beside class folders, which {are(loose)} in no"
+            " class: move into a class folder"
+        )
+    if deeper:
+        inside = sum(1 for name in deeper for _ in _all_images(root / name, root, True))
+        lost += inside
+        notes.append(
+            f"{counted(inside, 'image')} in {counted(len(deeper), 'folder')} inside"
+            f" class folders, {listing(deeper, 3)}: move up into the class folder"
+        )
+    samples = lost + sum(map(len, listed.values()))
+    expect(
+        skip_broken or lost <= MOST_IGNORED * samples,
+        f"{path}: {lost:,} of {counted(samples, 'file')} would be ignored:"
+        f" {'; '.join(notes)}; or leave them out with {SKIPPING}",
+    )
+    return [f"ignored: {note}" for note in notes]
+
+
 def find_images(
-    path: Path, split: str | None = None, allow_links: bool = False
+    path: Path,
+    split: str | None = None,
+    allow_links: bool = False,
+    skip_broken: bool = False,
 ) -> tuple[Path, str, PackedText]:
     """Images to predict: the root, where below it they lie (`test/`, or nothing), and
     their names below the root.
@@ -190,8 +248,22 @@ def find_images(
         f"{path} has no split {split!r}: expected a folder {path}/{split}",
     )
     place = root if whole else places[choose_split(str(path), places, split)]
-    names = PackedText(track(_all_images(place, root, allow_links), "Listing images"))
-    expect(len(names), f"{path}: holds no image: expected {ENDINGS}")
+    others = Counter[str]()
+    found = _all_images(place, root, allow_links, others)
+    names = PackedText(track(found, "Listing images"))
+    kinds = f", but {_told_kinds(others)}" if others else ""
+    expect(len(names), f"{path}: holds no image{kinds}: expected {ENDINGS}")
+    lost = sum(count for kind, count in others.items() if kind not in BESIDE)
+    if lost:
+        told = (
+            f"{path}: {lost:,} of {counted(len(names) + lost, 'file')} are of a kind"
+            f" that is not read: {_told_kinds(others)}"
+        )
+        expect(
+            skip_broken or lost <= MOST_IGNORED * (len(names) + lost),
+            f"{told}; or leave them out with {SKIPPING}",
+        )
+        warnings.warn(told, stacklevel=2)
     return root, "" if whole else f"{place.name}/", names
 
 
@@ -220,16 +292,20 @@ def folder_splits(path: Path, allow_links: bool = False) -> tuple[list[str], lis
     )
 
 
-def _all_images(folder: Path, root: Path, allow_links: bool) -> Iterator[str]:
+def _all_images(
+    folder: Path, root: Path, allow_links: bool, others: Counter[str] | None = None
+) -> Iterator[str]:
     """Names relative to the root, folder by folder, so that only the entries of one are
-    held at a time.
+    held at a time; `others` counts the kinds of the other files.
     """
     here = "" if folder == root else folder.relative_to(root).as_posix() + "/"
     for name, is_dir in _entries(folder, root, allow_links):
         if is_dir:
-            yield from _all_images(folder / name, root, allow_links)
+            yield from _all_images(folder / name, root, allow_links, others)
         elif is_image(name):
             yield here + name
+        elif others is not None:
+            others.update(_unread_kind(name))
 
 
 def _split_folders(root: Path, allow_links: bool = False) -> dict[str, Path]:

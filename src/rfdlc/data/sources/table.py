@@ -104,6 +104,11 @@ def read(
             " column 1, column 2, ..."
         )
     table, absent = _with_class(where, table, target, skip_broken)
+    expect(
+        not _is_nested(table[target]),
+        f"{where}: the target {target!r} holds {getattr(table[target], 'type', '')}:"
+        " expected texts or numbers",
+    )
     labels, names = classes_of(where, table.pop(target))
     group_of = None
     if groups is not None:
@@ -277,6 +282,13 @@ def _readable(
         " left out"
         for name in unread
     ]
+    nested = {name: cells.type for name, cells in kept.items() if _is_nested(cells)}
+    notes += [
+        f"column {name!r} holds {kind}, which is no number, text or date, and was left"
+        " out"
+        for name, kind in nested.items()
+    ]
+    unread += nested
     return {name: cells for name, cells in kept.items() if name not in unread}, notes
 
 
@@ -568,6 +580,19 @@ def _holds_bytes(cells: Any) -> bool:
         except ArrowException:
             return True
     return False
+
+
+def _is_nested(cells: Any) -> bool:
+    """Whether a column of pyarrow has structs, maps or lists of lists: as texts, each
+    would be a category.
+    """
+    from pyarrow import types
+
+    kind = getattr(cells, "type", None)
+    if kind is None or not types.is_nested(kind):
+        return False
+    inner = getattr(kind, "value_type", kind)
+    return types.is_map(kind) or types.is_nested(inner)
 
 
 def _told(column: ColumnCode, cells: Column, table: Table) -> list[str]:

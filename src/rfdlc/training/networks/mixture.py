@@ -303,14 +303,33 @@ class SignedLog(nn.Module):
         return torch.where(self.scale > 0, logged.to(x.dtype), x)
 
 
+class TrainingRange(nn.Module):
+    """Features (B, F) no further out than training saw them: low and high, (F,) each.
+
+    Linear models and networks would extrapolate to certainty; trees do not notice.
+    """
+
+    NAMES = ("low", "high")
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, **tensors: Tensor) -> None:
+        super().__init__()
+        for name in self.NAMES:
+            self.register_buffer(name, tensors[name])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clamp(self.low.to(x.dtype), self.high.to(x.dtype))
+
+
 class Mixture(nn.Module):
     """(1, B, F) -> logits (1, M, B, C), one particle per member: the mean probability
     of its calibrated models.
 
     The last model, of all samples, counts as much as those of the folds together.
     `slope` (M,) and `bias` (M, C) calibrate the models of a member and bring them to
-    one class prior. Members that `sees_logs` names get features through `log`, if there
-    is one.
+    one class prior. All members get features within `range`, and those that
+    `sees_logs` names get them through `log`, where there are these.
     """
 
     name = "mixture"
@@ -323,9 +342,11 @@ class Mixture(nn.Module):
         slope: Tensor,
         bias: Tensor,
         log: SignedLog | None = None,
+        training_range: TrainingRange | None = None,
     ) -> None:
         super().__init__()
         self.members, self.log = nn.ModuleDict(dict(members)), log
+        self.range = training_range
         self.slope = nn.Parameter(slope, requires_grad=False)
         self.register_buffer("bias", bias)
         self.combination, self.particles = Combination(), len(members)
@@ -338,7 +359,11 @@ class Mixture(nn.Module):
             if torch.is_autocast_enabled(kind)
             else nullcontext()
         ):
-            seen = {False: x[0], True: x[0] if self.log is None else self.log(x[0])}
+            inside = x[0] if self.range is None else self.range(x[0])
+            seen = {
+                False: inside,
+                True: inside if self.log is None else self.log(inside),
+            }
             members = enumerate(self.members.items())
             each = [
                 self._particle(m, member(seen[sees_logs(name)]))
@@ -399,6 +424,15 @@ def rebuilt_log(weights: Mapping[str, Tensor], features: int) -> SignedLog | Non
         SignedLog(**{name: torch.zeros(features) for name in SignedLog.NAMES})
         if found
         else None
+    )
+
+
+def rebuilt_range(weights: Mapping[str, Tensor], features: int) -> TrainingRange | None:
+    """Room for the range of a file; None for files of earlier versions."""
+    if not any(name.startswith("range.") for name in weights):
+        return None
+    return TrainingRange(
+        **{name: torch.zeros(features) for name in TrainingRange.NAMES}
     )
 
 
