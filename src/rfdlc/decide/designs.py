@@ -8,7 +8,7 @@ since outcomes of the others are unknown. But whatever the service knew of every
 decision must have, among labelled ones, the distribution that the rule implies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -376,7 +376,7 @@ def _two_sided(total: float, variance: float) -> float:
 
 
 def _rank_tests(
-    scores: dict[str, Floats], group: Indices, rows: Indices
+    scores: Mapping[str, Floats], group: Indices, rows: Indices
 ) -> list[tuple[float, str]]:
     """Whether labels depend on scores inside of any stratum, or of all together
     (Wilcoxon; van Elteren).
@@ -426,7 +426,7 @@ def _action_tests(
 
 
 def _propensity_tests(
-    scores: dict[str, Floats], rows: Indices, propensity: Floats
+    scores: Mapping[str, Floats], rows: Indices, propensity: Floats
 ) -> list[tuple[float, str]]:
     """Whether labels, weighted by their inverse propensity, sum to what all decisions
     do.
