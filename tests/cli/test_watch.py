@@ -304,9 +304,9 @@ def test_predictions_are_not_a_log_to_recalibrate_from(place, run):
     )
 
 
-def labelled_log(folder, samples, mix):
-    """A log of decisions for the prior MIX, each with the label of a sample that has
-    the prior `mix`.
+def labelled_log(folder, samples, mix, share=1.0, flips=0.0):
+    """A log of decisions for the prior MIX, and for a random share of them the label of
+    a sample that has the prior `mix`.
     """
     decider = Decider(
         Utility.one_hot(CLASSES),
@@ -314,7 +314,10 @@ def labelled_log(folder, samples, mix):
         train_prior="train",
         target_prior="train",
     )
-    z, y = model(np.random.default_rng(7), samples, mix)
+    rng = np.random.default_rng(7)
+    z, y = model(rng, samples, mix)
+    y = flipped(rng, y, flips)
+    chosen = rng.random(samples) < share
     log = DecisionLog(folder)
     log.add(
         Answer.of(
@@ -327,7 +330,8 @@ def labelled_log(folder, samples, mix):
     ids = Predictions.load(folder).ids.tolist()
     lines = [
         json.dumps({"id": name, "label": CLASSES.names[c]})
-        for name, c in zip(ids, y, strict=True)
+        for name, c, used in zip(ids, y, chosen, strict=True)
+        if used
     ]
     (folder / "feedback.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return decider
@@ -365,3 +369,40 @@ def test_recalibrate_writes_what_pays_and_nothing_else(tmp_path, run):
     assert right[1] - right[0] == pytest.approx(
         moved["options"][moved["kind"]]["gain"], abs=0.03
     )
+
+
+def test_recalibrate_asks_how_labels_were_chosen(tmp_path, run):
+    live = tmp_path / "live.json"
+    mix = [0.1, 0.2, 0.7]
+    labelled_log(tmp_path / "log", 4000, mix, share=0.2)
+    given = ("recalibrate", tmp_path / "log", "-o", live)
+    code, _, said = run(*given, "--force")
+    assert code == 2
+    assert not live.exists()
+    assert "may have been sent because of the outcome: say how" in " ".join(
+        said.split()
+    )
+    code, _, said = run(*given, "--labelled", "random:30%", "--force")
+    assert code == 2
+    assert not live.exists()
+    assert "and the stated share is 0.3" in " ".join(said.split())
+    found = json.loads(run(*given, "--labelled", "random:20%", "--json")[1])
+    assert found["written"]
+    assert found["labelled"] == "random:0.2"
+
+
+def test_watch_tests_labels_of_a_stated_sample(place, tmp_path, run):
+    labelled_log(tmp_path / "log", 4000, MIX, share=0.2, flips=0.3)
+    given = ("watch", tmp_path / "log", "-r", place / "held.npz", "--json")
+    page = ("-o", tmp_path / "w.html")
+    code, shown, _ = run(*given, *page)
+    unstated = json.loads(shown)
+    assert code == 0
+    assert unstated["unseen"] is not None
+    assert "Labels are not used" in unstated["verdict"][-1]
+    code, shown, _ = run(*given, *page, "--labelled", "random")
+    stated = json.loads(shown)
+    assert code == 3
+    assert stated["unseen"] is None
+    assert stated["tests"]["realised outcomes"]["alarm_at_sample"] <= 4000
+    assert stated["tests"]["class prior"]["alarm_at_sample"] is None
