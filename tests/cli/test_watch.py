@@ -10,7 +10,7 @@ from scipy.special import softmax
 import rfdlc
 from rfdlc import Classes, Decider, Predictions, Utility
 from rfdlc.decide.designs import Labels, sampled
-from rfdlc.decide.feedback import outcomes
+from rfdlc.decide.feedback import check_outcomes
 from rfdlc.decide.monitor import Decided, Reference
 from rfdlc.integrations.server.backend import Answer
 from rfdlc.integrations.server.decision_log import DecisionLog
@@ -165,7 +165,9 @@ def test_outcomes_raise_few_false_alarms(place):
             decisions.probabilities.max(axis=1),
             decisions.expected,
         )
-        false += outcomes(reference, decisions, sample, 0, 500, per_month=500).differs
+        false += check_outcomes(
+            reference, decisions, sample, 0, 500, per_month=500
+        ).differs
     assert false <= 5  # 0.5% of 300, and two standard errors
 
 

@@ -249,7 +249,7 @@ def _gap(
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class OutcomeCheck:
     """Labels of consecutive decisions beside what these promised."""
 
     first: int
@@ -260,14 +260,14 @@ class Outcomes:
     differs: bool  # from held-out data, by more than chance explains
 
 
-def outcomes(
+def check_outcomes(
     reference: Reference,
     decisions: Decided,
     sample: Sample,
     first: int,
     last: int,
     per_month: int,
-) -> Outcomes:
+) -> OutcomeCheck:
     """Whether labels of the decisions from `first` to before `last` keep the promise as
     well as held-out data did.
 
@@ -277,7 +277,7 @@ def outcomes(
     inside = (sample.rows >= first) & (sample.rows < last)
     labelled = int(inside.sum())
     if labelled < intervals.FEWEST:
-        return Outcomes(first, last - first, labelled, None, None, False)
+        return OutcomeCheck(first, last - first, labelled, None, None, False)
     rows = sample.rows[inside]
     weights = review_weights(sample.group, sample.rows, sample.propensity)[inside]
     actions = decisions.actions[rows]
@@ -294,7 +294,7 @@ def outcomes(
     unsure = -float(ndtri(UNSURE)) * reference.promise_error(reference.prior)
     promised = reference.broken_promise
     differs = low > promised + unsure or high < promised - unsure
-    return Outcomes(first, last - first, labelled, gap, (low, high), differs)
+    return OutcomeCheck(first, last - first, labelled, gap, (low, high), differs)
 
 
 def decider_version(decider: Decider) -> str:

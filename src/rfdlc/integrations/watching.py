@@ -523,10 +523,10 @@ def _spans(
 class FromLabels:
     """What labels show, or why they are refused."""
 
-    by_window: list[feedback.Outcomes | None]
+    by_window: list[feedback.OutcomeCheck | None]
     realised: feedback.Realised | None = None
     options: list[feedback.Revision] = field(default_factory=list)
-    whole: feedback.Outcomes | None = None
+    whole: feedback.OutcomeCheck | None = None
     refused: str = ""
 
     @property
@@ -540,7 +540,7 @@ class FromLabels:
         ends = [each.first + each.decisions for each in self._each() if each.differs]
         return min(ends, default=None)
 
-    def _each(self) -> list[feedback.Outcomes]:
+    def _each(self) -> list[feedback.OutcomeCheck]:
         return [each for each in (*self.by_window, self.whole) if each is not None]
 
 
@@ -551,7 +551,7 @@ def _watch_labels(
     spans: list[tuple[int, int]],
     per_month: int,
 ) -> FromLabels:
-    none: list[feedback.Outcomes | None] = [None] * len(spans)
+    none: list[feedback.OutcomeCheck | None] = [None] * len(spans)
     if log.labels is None:
         return FromLabels(none)
     try:
@@ -560,11 +560,13 @@ def _watch_labels(
         return FromLabels(none, refused=str(error))
     decisions, size = log.decisions, sample.decisions
 
-    def tested(first: int, last: int) -> feedback.Outcomes | None:
+    def tested(first: int, last: int) -> feedback.OutcomeCheck | None:
         if first >= size:
             return None  # labels are still to come
         end = min(last, size)
-        return feedback.outcomes(reference, decisions, sample, first, end, per_month)
+        return feedback.check_outcomes(
+            reference, decisions, sample, first, end, per_month
+        )
 
     from_log = decisions.times is not None
     options = _options(log, sample) if from_log else []
