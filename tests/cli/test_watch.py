@@ -9,7 +9,9 @@ from scipy.special import softmax
 
 import rfdlc
 from rfdlc import Classes, Decider, Predictions, Utility
-from rfdlc.decide.monitor import Decided
+from rfdlc.decide.designs import Labels, sampled
+from rfdlc.decide.feedback import check_outcomes
+from rfdlc.decide.monitor import Decided, Reference
 from rfdlc.integrations.server.backend import Answer
 from rfdlc.integrations.server.decision_log import DecisionLog
 
@@ -88,38 +90,105 @@ def test_without_an_alarm_the_exit_code_is_zero(place, run):
     )
     code, shown, _ = run(*given, "-o", place / "s.html")
     assert code == 0
-    assert "Nothing has changed" in shown
-
-
-def test_labels_of_predictions_are_said_to_be_of_no_use_here(place, run):
-    z, y = model(np.random.default_rng(5), 2000)
-    table, shown = pandas.DataFrame(softmax(z, axis=1), columns=CLASSES.names), []
-    names = np.array(CLASSES.names)[y]
-    for targets in (
-        None,
-        names,
-        np.where(np.arange(2000) < 1500, "", names[::-1]),
-    ):  # some come late
-        table.assign(**({} if targets is None else {"target": targets})).to_csv(
-            place / "labelled.csv", index=False
-        )
-        given = (
-            "watch",
-            place / "labelled.csv",
-            "-r",
-            place / "held.npz",
-            "--decider",
-            place / "decider.json",
-            "--json",
-        )
-        shown.append(json.loads(run(*given, "-o", place / "s.html")[1]))
-    plain, *labelled = [each.pop("verdict") for each in shown]
-    said = (
-        "Labels (`target`) are not used here: `rfdlc evaluate` with the same decider"
-        " compares decisions "
+    said = " ".join(shown.split())
+    assert (
+        "No change in what can be seen without labels (class mix, scores), as far as"
+        " 2,000 samples show. Whether labels still mean the same cannot be seen without"
+        " labels: send those of a random sample" in said
     )
-    assert labelled == [[*plain, f"{said}with them."]] * 2
-    assert shown[0] == shown[1] == shown[2]  # it is true
+    found = json.loads(run(*given, "-o", place / "s.html", "--json")[1])
+    assert found["seen"] == ["class mix", "scores"]
+    assert found["unseen"].startswith("Whether labels still mean the same cannot")
+    assert found["tests"]["realised outcomes"] == {
+        "alarm_at_sample": None,
+        "false_alarms_per_month": 0.01,
+        "tested": False,
+    }
+    assert "not tested: no labels" in (place / "s.html").read_text(encoding="utf-8")
+
+
+def flipped(rng, y, share):
+    """Labels of which a share has become another class."""
+    other = (y + rng.integers(1, 3, len(y))) % 3
+    return np.where(rng.random(len(y)) < share, other, y)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_labels_of_predictions_show_what_scores_cannot(place, run, share):
+    rng = np.random.default_rng(5)
+    z, y = model(rng, 3000)
+    y[1000:] = flipped(rng, y[1000:], share)  # the scores are as they were
+    Predictions(logits=z, targets=y, classes=CLASSES).save(place / "labelled.npz")
+    code, shown, _ = run(
+        "watch",
+        place / "labelled.npz",
+        "-r",
+        place / "held.npz",
+        "--decider",
+        place / "decider.json",
+        "--json",
+        "-o",
+        place / "s.html",
+    )
+    found = json.loads(shown)
+    alarms = {name: test["alarm_at_sample"] for name, test in found["tests"].items()}
+    outcomes = alarms.pop("realised outcomes")
+    assert not any(alarms.values())
+    assert found["unseen"] is None
+    assert found["seen"][-1] == "realised outcomes"
+    if share:
+        assert code == 3
+        assert outcomes == 2000  # the end of the first window with flipped labels
+        assert "Outcomes differ from what decisions promise" in found["verdict"][0]
+        assert found["windows"][1]["outcomes"]["utility_gap"] == pytest.approx(
+            share * (1 - 1 / 20), abs=0.05
+        )
+    else:
+        assert (code, outcomes) == (0, None)
+        assert found["verdict"][0].startswith("No change in what can be seen by scores")
+
+
+def test_outcomes_raise_few_false_alarms(place):
+    """Windows of labels that keep the promise, at a level 60 times that of a month."""
+    held = Predictions.load(place / "held.npz")
+    decider = Decider.load(place / "decider.json")
+    reference = Reference.fit(decider, held)
+    rng, false = np.random.default_rng(6), 0
+    for _ in range(300):
+        z, y = model(rng, 500)
+        decisions = Decided.of(decider, z, logits=True)
+        everyone = np.arange(500)
+        sample = sampled(
+            Labels(everyone, y, [None] * 500),
+            decider.utility,
+            decisions.actions,
+            decisions.probabilities.max(axis=1),
+            decisions.expected,
+        )
+        false += check_outcomes(
+            reference, decisions, sample, 0, 500, per_month=500
+        ).differs
+    assert false <= 5  # 0.5% of 300, and two standard errors
+
+
+def test_labels_of_some_predictions_are_not_used(place, run):
+    z, y = model(np.random.default_rng(5), 2000)
+    names = np.where(np.arange(2000) < 1500, "", np.array(CLASSES.names)[y])
+    table = pandas.DataFrame(softmax(z, axis=1), columns=CLASSES.names)
+    table.assign(target=names).to_csv(place / "labelled.csv", index=False)
+    given = (
+        "watch",
+        place / "labelled.csv",
+        "-r",
+        place / "held.npz",
+        "--decider",
+        place / "decider.json",
+    )
+    code, shown, _ = run(*given, "-o", place / "s.html", "--json")
+    found = json.loads(shown)
+    assert code == 0
+    assert found["unseen"] is not None
+    assert "some samples have none" in found["verdict"][-1]
 
 
 def test_what_label_shift_does_not_explain_is_not_trusted(place):
@@ -237,9 +306,9 @@ def test_predictions_are_not_a_log_to_recalibrate_from(place, run):
     )
 
 
-def labelled_log(folder, samples, mix):
-    """A log of decisions for the prior MIX, each with the label of a sample that has
-    the prior `mix`.
+def labelled_log(folder, samples, mix, share=1.0, flips=0.0):
+    """A log of decisions for the prior MIX, and for a random share of them the label of
+    a sample that has the prior `mix`.
     """
     decider = Decider(
         Utility.one_hot(CLASSES),
@@ -247,7 +316,10 @@ def labelled_log(folder, samples, mix):
         train_prior="train",
         target_prior="train",
     )
-    z, y = model(np.random.default_rng(7), samples, mix)
+    rng = np.random.default_rng(7)
+    z, y = model(rng, samples, mix)
+    y = flipped(rng, y, flips)
+    chosen = rng.random(samples) < share
     log = DecisionLog(folder)
     log.add(
         Answer.of(
@@ -260,7 +332,8 @@ def labelled_log(folder, samples, mix):
     ids = Predictions.load(folder).ids.tolist()
     lines = [
         json.dumps({"id": name, "label": CLASSES.names[c]})
-        for name, c in zip(ids, y, strict=True)
+        for name, c, used in zip(ids, y, chosen, strict=True)
+        if used
     ]
     (folder / "feedback.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return decider
@@ -298,3 +371,40 @@ def test_recalibrate_writes_what_pays_and_nothing_else(tmp_path, run):
     assert right[1] - right[0] == pytest.approx(
         moved["options"][moved["kind"]]["gain"], abs=0.03
     )
+
+
+def test_recalibrate_asks_how_labels_were_chosen(tmp_path, run):
+    live = tmp_path / "live.json"
+    mix = [0.1, 0.2, 0.7]
+    labelled_log(tmp_path / "log", 4000, mix, share=0.2)
+    given = ("recalibrate", tmp_path / "log", "-o", live)
+    code, _, said = run(*given, "--force")
+    assert code == 2
+    assert not live.exists()
+    assert "may have been sent because of the outcome: say how" in " ".join(
+        said.split()
+    )
+    code, _, said = run(*given, "--labelled", "random:30%", "--force")
+    assert code == 2
+    assert not live.exists()
+    assert "and the stated share is 0.3" in " ".join(said.split())
+    found = json.loads(run(*given, "--labelled", "random:20%", "--json")[1])
+    assert found["written"]
+    assert found["labelled"] == "random:0.2"
+
+
+def test_watch_tests_labels_of_a_stated_sample(place, tmp_path, run):
+    labelled_log(tmp_path / "log", 4000, MIX, share=0.2, flips=0.3)
+    given = ("watch", tmp_path / "log", "-r", place / "held.npz", "--json")
+    page = ("-o", tmp_path / "w.html")
+    code, shown, _ = run(*given, *page)
+    unstated = json.loads(shown)
+    assert code == 0
+    assert unstated["unseen"] is not None
+    assert "Labels are not used" in unstated["verdict"][-1]
+    code, shown, _ = run(*given, *page, "--labelled", "random")
+    stated = json.loads(shown)
+    assert code == 3
+    assert stated["unseen"] is None
+    assert stated["tests"]["realised outcomes"]["alarm_at_sample"] <= 4000
+    assert stated["tests"]["class prior"]["alarm_at_sample"] is None

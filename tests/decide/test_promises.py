@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rfdlc import Decider, Utility, evaluate
-from rfdlc.decide.feedback import _gain, options, realised_utility, strata
+from rfdlc.decide.designs import Design
+from rfdlc.decide.feedback import _gain, options, realised_utility
 from rfdlc.decide.monitor import Decided
 from rfdlc.decide.scores import softmax
 
@@ -39,7 +40,8 @@ def realised(rng, samples, reviewed, sharp=1.0, utility=COSTS):
     rows = np.flatnonzero(
         rng.random(samples) < np.where(p.max(axis=1) > 0.9, reviewed, 1)
     )
-    group = strata(p.max(axis=1), utility.decided_class[actions] < 0)
+    design = Design.parse(f"by-confidence:0.9=1,1={reviewed}")
+    group = design.strata(utility, actions, p.max(axis=1))
     return realised_utility(
         utility, y[rows], actions, expected.max(axis=1), group, rows
     )

@@ -8,7 +8,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli.request import JsonOption
 from rfdlc.cli.writing import check_writable, output
-from rfdlc.errors import choose, counted
+from rfdlc.errors import choose
 
 SOURCE = (
     "The folder of `rfdlc serve --log-decisions`, or predictions (CSV, Parquet, `.npz`)"
@@ -31,6 +31,11 @@ DECIDER = (
     " `LOG/deciders/V.json`."
 )
 KIND = "`prior`, `calibration` or `both`; by default what gains most."
+LABELLED = (
+    "How decisions were chosen for labels, unless these were sent with it: `random`,"
+    " `random:10%`, `by-action:review=100%,others=5%`, `by-confidence:0.9=20%,1=2%`, or"
+    " `propensity`."
+)
 FORCE = "Write the decider although it is not shown to pay."
 
 
@@ -46,13 +51,16 @@ def watch(
     logits: Annotated[
         bool, Option("--logits", help="The tables hold logits, not probabilities.")
     ] = False,
+    labelled: Annotated[str | None, Option(help=LABELLED)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Estimate without labels what decisions in service are still worth, and test
-    whether anything has changed.
+    """Estimate without labels what decisions in service are still worth, and test for
+    changes.
 
     The exit code is 0 if no test has raised an alarm, and 3 if one has: then a program
-    should act.
+    should act. Without labels, 0 means no change in class mix, scores and unfamiliar
+    input alone: whether labels still mean the same cannot be seen. Labels of a stated
+    design are tested against what decisions promised. `--json` has `seen` and `unseen`.
 
     **Examples**
 
@@ -76,6 +84,7 @@ def watch(
         window=window,
         per_month=per_month,
         logits=logits,
+        labelled=labelled,
     )
     output(
         json,
@@ -83,7 +92,7 @@ def watch(
         *found.verdict,
         f"Written to {out}: open it in a browser.",
     )
-    if any(when is not None for when in found.monitor.alarms.values()):
+    if any(when is not None for when in found.alarms.values()):
         raise SystemExit(ALARMED)
 
 
@@ -103,6 +112,7 @@ def recalibrate(
         Path | None, Option(help="Of which decisions; by default the last of the log.")
     ] = None,
     force: Annotated[bool, Option("--force", help=FORCE)] = False,
+    labelled: Annotated[str | None, Option(help=LABELLED)] = None,
     json: JsonOption = False,
 ) -> None:
     """Calibrate a decider again, or change its prior, from logged decisions and labels
@@ -113,9 +123,15 @@ def recalibrate(
     writes in about 2.5% of cases at most. If not, the file stays as it is and the exit
     code is 0: more labels may show a gain. `--json` has `written`.
 
+    Labels must stand for all decisions: whoever chose them must not have looked at the
+    outcome. `--labelled` says how they were chosen, unless POST /feedback did, and what
+    can be checked of it is. Others are refused, unless every decision has a label.
+
     **Examples**
 
-    - `rfdlc recalibrate decisions/ -o decider.json`
+    - `rfdlc recalibrate decisions/ -o decider.json --labelled random`
+    - `rfdlc recalibrate decisions/ -o decider.json --labelled
+      by-action:review=100%,others=5%`
     - `rfdlc recalibrate decisions/ -o decider.json --kind prior --json`
     """
     from rfdlc.decide.feedback import decider_version
@@ -125,7 +141,7 @@ def recalibrate(
     if kind is not None:
         choose("kind", kind, ("prior", "calibration", "both"))
     chosen, found, realised = rfdlc.recalibrate(
-        source, out, kind=kind, decider=decider, force=force
+        source, out, kind=kind, decider=decider, force=force, labelled=labelled
     )
     version = decider_version(chosen.decider)
     each = {
@@ -150,7 +166,7 @@ def recalibrate(
         "written": written,
     }
     lines = [
-        f"{counted(realised.labelled, 'label')}: {realised.words}; {realised.promise}.",
+        f"{realised.chosen}: {realised.words}; {realised.promise}.",
         "Gains per sample (95% intervals of all three together):",
         *(
             f"{o.name}: {readable(o.gain)} ({' to '.join(map(readable, o.interval))})"

@@ -5,29 +5,30 @@ calibrated again from it.
 import hashlib
 import json
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from rfdlc.decide import budgets, intervals
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, MatrixScaling
 from rfdlc.decide.choosing import SAMPLES_NEEDED
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.designs import Sample
+from rfdlc.decide.evidence import UNSURE
 from rfdlc.decide.intervals import LEVEL, STRICT, Interval, bounded_mean, distances
 from rfdlc.decide.metrics import worth_in_words
-from rfdlc.decide.monitor import Decided
+from rfdlc.decide.monitor import LEVELS, OUTCOMES, Decided, Reference
 from rfdlc.decide.outcomes import without_rounding
 from rfdlc.decide.priors import Prior, estimate_prior
 from rfdlc.decide.rules import corrected
 from rfdlc.decide.scores import Floats, safe_log, softmax
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import expect
+from rfdlc.errors import counted, expect
 
-STRATA = 5  # of the largest probability, apart for handed-over samples
 FOLDS, FEWEST = 5, 50  # labels below which nothing is advised
 TINY = 1e-300
 
@@ -48,11 +49,21 @@ class Realised:
     decisions: int
     covered: float  # share of the decisions that are like some labelled one
     has_costs: bool = False  # words show the utility as costs
+    design: str = ""  # that chose the labelled decisions
+    left_out: int = 0  # labels that this design did not choose
 
     @property
     def words(self) -> str:
         """The mean and its interval."""
         return f"realised {self.worth} {self.shown(self.utility)} ({self.ends})"
+
+    @property
+    def chosen(self) -> str:
+        """How many labels there are, and what chose their decisions, in words."""
+        text = f"{counted(self.labelled, 'label')} ({self.design})"
+        if self.left_out:
+            text += f", {self.left_out:,} more left out, which this did not choose"
+        return text
 
     @property
     def worth(self) -> str:
@@ -97,6 +108,8 @@ class Realised:
             "utility_gap": self.utility_gap,
             "utility_gap_interval": self.utility_gap_interval,
             "labels": self.labelled,
+            "labelled": self.design,
+            "labels_left_out": self.left_out,
             "decisions": self.decisions,
         }
 
@@ -117,17 +130,6 @@ class Realised:
         )
 
 
-def strata(confidence: Floats, handed_over: NDArray[np.bool_]) -> Indices:
-    """A stratum of each decision (N,): reviews depend on its largest probability and on
-    whether it was handed over.
-    """
-    confidence = np.asarray(
-        confidence, dtype=np.float64
-    )  # the same edges whatever the scores are stored as
-    edges = np.quantile(confidence, np.arange(1, STRATA) / STRATA)
-    return np.asarray(np.searchsorted(edges, confidence) + STRATA * handed_over)
-
-
 def review_weights(group: Indices, rows: Indices, propensity: Any = None) -> Floats:
     """Inverse propensities (n,) of labelled rows: given ones, or the share of each
     stratum that has labels.
@@ -146,6 +148,26 @@ def review_weights(group: Indices, rows: Indices, propensity: Any = None) -> Flo
         np.bincount(group)
         / np.maximum(np.bincount(group[rows], minlength=group.max() + 1), 1)
     )[group[rows]]
+
+
+def realised_by(
+    sample: Sample, utility: Utility, actions: Indices, expected: Floats
+) -> Realised:
+    """The mean utility of the decisions that a checked sample of labels stands for.
+
+    `actions` and `expected` are those of all decisions, in the order of time.
+    """
+    size = sample.decisions
+    found = realised_utility(
+        utility,
+        sample.targets,
+        actions[:size],
+        expected[:size],
+        sample.group,
+        sample.rows,
+        sample.propensity,
+    )
+    return replace(found, design=str(sample.design), left_out=sample.left_out)
 
 
 def realised_utility(
@@ -208,6 +230,7 @@ def _gap(
     actions: Indices,
     expected: Floats,
     weights: Floats,
+    level: float = LEVEL,
 ) -> tuple[float, Interval]:
     """Promised minus realised utility (`utility_gap` of `evaluate`), weighted.
 
@@ -222,7 +245,56 @@ def _gap(
     )
     promised = float(weights @ (values + gaps) / weights.sum())
     ends = promised - float(used.max()), promised - float(used.min())
-    return bounded_mean(gaps, weights, ends, more=STRICT)
+    return bounded_mean(gaps, weights, ends, level=level, more=STRICT)
+
+
+@dataclass(frozen=True)
+class OutcomeCheck:
+    """Labels of consecutive decisions beside what these promised."""
+
+    first: int
+    decisions: int
+    labelled: int
+    utility_gap: float | None  # promised minus realised; None of too few labels
+    interval: Interval | None  # at the level of the alarm
+    differs: bool  # from held-out data, by more than chance explains
+
+
+def check_outcomes(
+    reference: Reference,
+    decisions: Decided,
+    sample: Sample,
+    first: int,
+    last: int,
+    per_month: int,
+) -> OutcomeCheck:
+    """Whether labels of the decisions from `first` to before `last` keep the promise as
+    well as held-out data did.
+
+    Windows of a month and all their decisions together give a false alarm with a
+    probability of at most `LEVELS[OUTCOMES]`, half of it each.
+    """
+    inside = (sample.rows >= first) & (sample.rows < last)
+    labelled = int(inside.sum())
+    if labelled < intervals.FEWEST:
+        return OutcomeCheck(first, last - first, labelled, None, None, False)
+    rows = sample.rows[inside]
+    weights = review_weights(sample.group, sample.rows, sample.propensity)[inside]
+    actions = decisions.actions[rows]
+    values = decisions.utility.matrix[sample.targets[inside], actions]
+    false_alarms = LEVELS[OUTCOMES] / 2 / max(1.0, per_month / (last - first))
+    gap, (low, high) = _gap(
+        decisions.utility,
+        values,
+        actions,
+        decisions.expected[rows],
+        weights,
+        1 - false_alarms,
+    )
+    unsure = -float(ndtri(UNSURE)) * reference.promise_error(reference.prior)
+    promised = reference.broken_promise
+    differs = low > promised + unsure or high < promised - unsure
+    return OutcomeCheck(first, last - first, labelled, gap, (low, high), differs)
 
 
 def decider_version(decider: Decider) -> str:

@@ -23,14 +23,16 @@ from rfdlc.decide.unfamiliar import flags
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
-# False alarms per month of each test; together with UNSURE they are 5%.
+# False alarms per month of each test; together with UNSURE they are 5%, and 1% more
+# where labels are tested.
 PRIOR, UTILITY, STRANGE, MISFIT = (
     "class prior",
     "expected utility",
     "unfamiliar input",
     "more than label shift",
 )
-LEVELS = {PRIOR: 0.015, UTILITY: 0.01, STRANGE: 0.01, MISFIT: 0.005}
+OUTCOMES = "realised outcomes"  # of decisions with labels
+LEVELS = {PRIOR: 0.015, UTILITY: 0.01, STRANGE: 0.01, MISFIT: 0.005, OUTCOMES: 0.01}
 BLOCK = 50  # samples that bets are settled for together
 BINS = (
     10  # of the largest probability, in which samples are compared with held-out ones
@@ -222,6 +224,11 @@ class Reference:
     def signal(self, decisions: Decided) -> Floats:
         """What is watched for a drop in utility (N,)."""
         return decisions.expected + decisions.probabilities @ self.correction
+
+    @property
+    def broken_promise(self) -> float:
+        """Promised minus realised utility of held-out decisions."""
+        return float(self.weights @ (self.honest.expected - self.realised))
 
     def promise_error(self, prior: Prior) -> float:
         """The standard error of promised minus realised utility at another

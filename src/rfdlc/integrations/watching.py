@@ -6,7 +6,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from rfdlc.decide import feedback
 from rfdlc.decide import monitor as monitoring
-from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.designs import PROPENSITY, Labels, Sample, sampled
 from rfdlc.decide.metrics import readable, worth_in_words
 from rfdlc.decide.predictions import Predictions, encode_targets
 from rfdlc.decide.priors import estimate_prior
@@ -37,6 +37,10 @@ WINDOWS, SHORTEST = (
 TRAFFIC = 30_000  # samples of a month, at least
 COLUMNS = ("id", "action", "reason", "decider")
 NOT_TRUSTED = "The estimates below are not to be trusted"
+UNSEEN = (
+    "Whether labels still mean the same cannot be seen without labels: send those of a"
+    " random sample (POST /feedback)."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +51,8 @@ class Log:
     version: str
     decisions: monitoring.Decided
     left_out: int = 0  # decisions of other versions of the decider
-    rows: Indices | None = None  # of decisions with labels
-    targets: Indices | None = None
-    propensity: NDArray[np.float64] | None = None
-    unused: bool = (
-        False  # whether predictions have labels: estimates and tests do without
-    )
+    labels: Labels | None = None
+    unused: bool = False  # whether some predictions have labels, and others have none
 
 
 def read_log(
@@ -91,14 +91,16 @@ def read_log(
         expect(
             not (changes and predictions.scores.corrected), f"{place}: {twice}: {fix}"
         )
-        unused = predictions.targets is not None or (
-            is_table(place) and "target" in open_table(place).names
-        )
+        targets, labels = predictions.targets, None
+        if targets is not None:
+            labels = Labels(np.arange(len(targets)), targets, [None] * len(targets))
+        partly = is_table(place) and "target" in open_table(place).names
         return Log(
             given,
             feedback.decider_version(given),
             monitoring.Decided.of(given, predictions),
-            unused=unused,
+            labels=labels,
+            unused=labels is None and partly,
         )
     expect(
         parquet_files(place),
@@ -135,21 +137,20 @@ def read_log(
         served.utility, values[order, :-1], actions, strange, values[order, -1]
     )
     labels = _labels(place / LABELS, texts["id"][order], served)
-    return Log(served, version, decisions, len(values) - len(order), *labels)
+    return Log(served, version, decisions, len(values) - len(order), labels)
 
 
-def _labels(
-    path: Path, ids: NDArray[np.str_], decider: Decider
-) -> tuple[Any, Any, Any]:
-    """Rows, classes and propensities of labelled decisions; the last label of a
-    decision counts.
+def _labels(path: Path, ids: NDArray[np.str_], decider: Decider) -> Labels | None:
+    """Labels of decisions; the last label of a decision counts, and the last design
+    that chose it.
     """
     if not path.is_file():
-        return None, None, None
+        return None
     where, found = (
         {name: i for i, name in enumerate(ids.tolist())},
-        dict[int, tuple[str, float | None]](),
+        dict[int, str](),
     )
+    designs, propensities = dict[int, str](), dict[int, float]()
     text = path.read_text(encoding="utf-8")
     for number, line in enumerate(
         text[: text.rfind("\n") + 1].splitlines(), 1
@@ -157,20 +158,24 @@ def _labels(
         try:
             entry = parse_json(line)
             if entry["id"] in where:
-                found[where[entry["id"]]] = str(entry["label"]), entry.get("propensity")
+                row = where[entry["id"]]
+                found[row] = str(entry["label"])
+                if entry.get("propensity") is not None:
+                    propensities[row] = float(entry["propensity"])
+                    designs[row] = PROPENSITY
+                elif entry.get("labelled") is not None:
+                    designs[row] = str(entry["labelled"])
         except (ValueError, KeyError, TypeError):
             raise InputError(
                 f"{path}: line {number} is not an object with id and label: remove it"
             ) from None
     if not found:
-        return None, None, None
-    labels, given = zip(*found.values(), strict=True)
-    known = all(each is not None for each in given)
-    targets = encode_targets(list(labels), decider.utility.classes)
-    return (
+        return None
+    return Labels(
         np.array(list(found)),
-        targets,
-        np.array(given, dtype=np.float64) if known else None,
+        encode_targets(list(found.values()), decider.utility.classes),
+        [designs.get(row) for row in found],
+        np.array([propensities.get(row, np.nan) for row in found]),
     )
 
 
@@ -186,8 +191,37 @@ class Watch:
     lengths: list[
         tuple[int, bool]
     ]  # by class, the samples that its interval needs, and whether there are as many
-    realised: feedback.Realised | None
-    options: list[feedback.Revision]
+    learned: "FromLabels"
+
+    @property
+    def realised(self) -> feedback.Realised | None:
+        """What decisions were worth; None without labels that stand for all."""
+        return self.learned.realised
+
+    @property
+    def options(self) -> list[feedback.Revision]:
+        """What other ways to decide would gain, the best first."""
+        return self.learned.options
+
+    @property
+    def alarms(self) -> dict[str, int | None]:
+        """By test, after how many samples it gave an alarm."""
+        return self.monitor.alarms | {monitoring.OUTCOMES: self.learned.alarm}
+
+    @property
+    def seen(self) -> list[str]:
+        """What was tested for a change."""
+        names = ["class mix", "scores"]
+        if self.reference.rates:
+            names.append("unfamiliar input")
+        if self.learned.tested:
+            names.append("realised outcomes")
+        return names
+
+    @property
+    def unseen(self) -> str | None:
+        """What no test has seen; None where outcomes were tested."""
+        return None if self.learned.tested else UNSEEN
 
     @property
     def worth(self) -> str:
@@ -270,10 +304,20 @@ class Watch:
                 f"Decisions are worth less ({when}): {told}; held-out data promised"
                 f" {before}."
             )
-        if not lines:
+        if self.learned.alarm is not None:
             lines.append(
-                f"Nothing has changed as far as {counted(seen, 'sample')} show."
+                "Outcomes differ from what decisions promise (alarm at sample"
+                f" {self.learned.alarm:,}): by their labels, decisions are not worth"
+                " what held-out data show."
             )
+        if not lines:
+            how = "by scores and labels" if self.learned.tested else "without labels"
+            lines.append(
+                f"No change in what can be seen {how} ({', '.join(self.seen)}), as far"
+                f" as {counted(seen, 'sample')} show."
+            )
+        if self.unseen is not None:
+            lines.append(self.unseen)
         if self.log.left_out:
             lines.append(
                 f"Left out: {counted(self.log.left_out, 'decision')} of other deciders"
@@ -284,13 +328,16 @@ class Watch:
 
     def _labelled(self) -> list[str]:
         found = self.realised
+        if self.log.unused:
+            return [
+                "Labels (`target`) are not used: some samples have none, and the others"
+                " may have been chosen by their outcome."
+            ]
+        if self.learned.refused:
+            return [f"Labels are not used: {self.learned.refused}."]
         if found is None:
-            told = (
-                "Labels (`target`) are not used here: `rfdlc evaluate` with the same"
-                " decider compares decisions "
-            )
-            return [f"{told}with them."] if self.log.unused else []
-        lines = [f"{found.labelled:,} labels: {found.words}; {found.promise}."]
+            return []
+        lines = [f"{found.chosen}: {found.words}; {found.promise}."]
         for option in [each for each in self.options if each.pays][:1]:
             what = {
                 "prior": "A new prior",
@@ -317,8 +364,9 @@ class Watch:
                     else {}
                 )
             )
-            for name, when in monitor.alarms.items()
+            for name, when in self.alarms.items()
         }
+        tests[monitoring.OUTCOMES]["tested"] = self.learned.tested
         return {
             "verdict": self.verdict,
             "trusted": self.trusted,
@@ -327,11 +375,17 @@ class Watch:
             "decider": self.log.version,
             "per_month": monitor.per_month,
             "tests": tests,
+            "seen": self.seen,
+            "unseen": self.unseen,
             "reference": self.reference.values(),
             "whole": self.whole.to_dict(),
             "windows": [
-                window.to_dict() | {"trusted": self.fits(window)}
-                for window in self.windows
+                window.to_dict()
+                | {"trusted": self.fits(window)}
+                | {"outcomes": None if labels is None else asdict(labels)}
+                for window, labels in zip(
+                    self.windows, self.learned.by_window, strict=True
+                )
             ],
             "classes": [
                 {"class": name, "samples_needed": size, "enough": enough}
@@ -354,9 +408,14 @@ def watch(
     window: str | int | None = None,
     per_month: int | None = None,
     logits: bool = False,
+    labelled: str | None = None,
 ) -> Watch:
-    """Estimate without labels what decisions are worth, and test whether anything has
-    changed.
+    """Estimate without labels what decisions are worth, and test for changes.
+
+    Scores tell of a changed class mix, of other scores and of unfamiliar input. They
+    cannot tell whether labels still mean the same: that takes labels. Where labels of
+    the log were chosen by a stated design, outcomes are tested against what decisions
+    promised.
 
     Parameters
     ----------
@@ -377,11 +436,14 @@ def watch(
         log say.
     logits : bool
         Whether tables of predictions hold logits.
+    labelled : str, optional
+        How decisions were chosen for labels (`rfdlc.decide.designs.Design`), unless the
+        labels were sent with it.
 
     Returns
     -------
     Watch
-        With `verdict`, `windows`, `monitor.alarms` and `to_dict()`.
+        With `verdict`, `windows`, `alarms`, `seen`, `unseen` and `to_dict()`.
     """
     log = read_log(source, decider, logits)
     held = reference
@@ -422,8 +484,8 @@ def watch(
     lengths = monitoring.lengths_needed(
         [*longer, (len(decisions), whole.estimate)], known.prior
     )
-    realised, found = _from_labels(log)
-    result = Watch(log, known, monitor, windows, whole, lengths, realised, found)
+    learned = _watch_labels(log, labelled, known, spans, per_month)
+    result = Watch(log, known, monitor, windows, whole, lengths, learned)
     if out is not None:
         from rfdlc.integrations.report.watch_page import write_page
 
@@ -457,26 +519,89 @@ def _spans(
     yield from zip(starts, [*starts[1:], size], strict=True)
 
 
-def _from_labels(log: Log) -> tuple[feedback.Realised | None, list[feedback.Revision]]:
-    if log.rows is None or log.targets is None:
-        return None, []
-    decisions = log.decisions
-    group = feedback.strata(decisions.probabilities.max(axis=1), decisions.decided < 0)
-    given = (
-        log.targets,
-        decisions.actions,
-        decisions.expected,
-        group,
-        log.rows,
-        log.propensity,
+@dataclass(frozen=True, eq=False)
+class FromLabels:
+    """What labels show, or why they are refused."""
+
+    by_window: list[feedback.OutcomeCheck | None]
+    realised: feedback.Realised | None = None
+    options: list[feedback.Revision] = field(default_factory=list)
+    whole: feedback.OutcomeCheck | None = None
+    refused: str = ""
+
+    @property
+    def tested(self) -> bool:
+        """Whether outcomes of any window were tested."""
+        return any(each.interval is not None for each in self._each())
+
+    @property
+    def alarm(self) -> int | None:
+        """After how many samples outcomes differ from what was promised."""
+        ends = [each.first + each.decisions for each in self._each() if each.differs]
+        return min(ends, default=None)
+
+    def _each(self) -> list[feedback.OutcomeCheck]:
+        return [each for each in (*self.by_window, self.whole) if each is not None]
+
+
+def _watch_labels(
+    log: Log,
+    labelled: str | None,
+    reference: monitoring.Reference,
+    spans: list[tuple[int, int]],
+    per_month: int,
+) -> FromLabels:
+    none: list[feedback.OutcomeCheck | None] = [None] * len(spans)
+    if log.labels is None:
+        return FromLabels(none)
+    try:
+        sample = _sample(log, labelled)
+    except InputError as error:
+        return FromLabels(none, refused=str(error))
+    decisions, size = log.decisions, sample.decisions
+
+    def tested(first: int, last: int) -> feedback.OutcomeCheck | None:
+        if first >= size:
+            return None  # labels are still to come
+        end = min(last, size)
+        return feedback.check_outcomes(
+            reference, decisions, sample, first, end, per_month
+        )
+
+    from_log = decisions.times is not None
+    options = _options(log, sample) if from_log else []
+    return FromLabels(
+        [tested(first, last) for first, last in spans],
+        feedback.realised_by(
+            sample, decisions.utility, decisions.actions, decisions.expected
+        ),
+        options,
+        tested(0, size),
     )
-    realised = feedback.realised_utility(decisions.utility, *given)
-    weights = feedback.review_weights(group, log.rows, log.propensity)
-    enough = len(log.rows) >= feedback.FEWEST
-    return realised, (
-        feedback.options(log.decider, decisions, log.rows, log.targets, weights)
-        if enough
-        else []
+
+
+def _sample(log: Log, labelled: str | None) -> Sample:
+    """The labels of a log that stand for its decisions."""
+    assert log.labels is not None
+    decisions = log.decisions
+    return sampled(
+        log.labels,
+        decisions.utility,
+        decisions.actions,
+        decisions.probabilities.max(axis=1),
+        decisions.expected,
+        labelled,
+        decisions.probabilities,
+    )
+
+
+def _options(log: Log, sample: Sample) -> list[feedback.Revision]:
+    if len(sample.rows) < feedback.FEWEST:
+        return []
+    weights = feedback.review_weights(sample.group, sample.rows, sample.propensity)
+    decisions = log.decisions[: sample.decisions]
+    return feedback.options(
+        log.decider, decisions, sample.rows, sample.targets, weights
     )
 
 
@@ -487,6 +612,7 @@ def recalibrate(
     kind: str | None = None,
     decider: str | Path | Decider | None = None,
     force: bool = False,
+    labelled: str | None = None,
 ) -> tuple[feedback.Revision, list[feedback.Revision], feedback.Realised]:
     """Write a decider that is calibrated again from logged decisions and labels that
     came later; nothing is trained.
@@ -499,10 +625,16 @@ def recalibrate(
     count, by default the last. Returns what was chosen, all of them, and the realised
     utility.
 
+    Labels stand for other decisions only if these were chosen without a look at the
+    outcome. `labelled` says how, unless labels were sent with it: "random",
+    "random:10%", "by-action:review=100%,others=5%", "by-confidence:0.9=20%,1=2%" or
+    "propensity" (`rfdlc.decide.designs.Design`). No design is needed where every
+    decision has a label.
+
     Raises
     ------
     InputError
-        If the folder is not a log, or has too few labels.
+        If the folder is not a log, has too few labels, or these do not fit the design.
     """
     fix = (
         "of predictions with labels, `rfdlc decide FILE --calibrate LABELLED"
@@ -519,19 +651,23 @@ def recalibrate(
         " them first"
     )
     expect(
-        log.rows is not None,
+        log.labels is not None,
         (
             f"{absent}, or name an earlier decider by --decider"
             if log.left_out
             else absent
         ),
     )
-    realised, found = _from_labels(log)
-    few = f"{source}: {counted(len(log.rows if log.rows is not None else ()), 'label')}"
+    sample = _sample(log, labelled)
+    found = _options(log, sample)
+    few = f"{source}: {counted(len(sample.rows), 'label')}"
     expect(found, f"{few}: expected at least {feedback.FEWEST} to learn from")
     chosen = [option for option in found if kind in (None, option.name)]
     expect(chosen, f"kind {kind!r} is unknown: expected prior, calibration or both")
-    assert realised is not None
+    decisions = log.decisions
+    realised = feedback.realised_by(
+        sample, decisions.utility, decisions.actions, decisions.expected
+    )
     best = next((option for option in chosen if option.pays), chosen[0])
     if not (best.pays or force):
         return best, found, realised

@@ -132,6 +132,13 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(
                 {"ids": ids[:1], "labels": ["yeti"]},
                 {"ids": ids[:2], "labels": labels[:1]},
                 {"ids": ids[:1], "labels": labels[:1], "propensity": [0.0]},
+                {"ids": ids[:1], "labels": labels[:1], "labelled": "some"},
+                {"ids": ids[:1], "labels": labels[:1], "labelled": "propensity"},
+                {
+                    "ids": ids[:1],
+                    "labels": labels[:1],
+                    "labelled": "by-action:yeti=100%,others=5%",
+                },
                 b"[",
                 [1],
             )
@@ -143,7 +150,7 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(
     rows = utility.classes.encode(labels[:120])
     values = utility.matrix[rows, [utility.actions.index(name) for name in actions]]
     assert found["realised_utility"] == pytest.approx(values.mean())
-    assert bad == [422] * 6
+    assert bad == [422] * 9
     assert kind == 415
     option, options, realised = rfdlc.recalibrate(
         tmp_path, tmp_path / "new.json", force=True
@@ -166,7 +173,7 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(
             rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)
     with (tmp_path / "feedback.jsonl").open("a") as file:
         file.write('{"id": "')  # the server is writing this line
-    assert len(read_log(tmp_path).rows) == 120
+    assert len(read_log(tmp_path).labels.rows) == 120
     with (tmp_path / "feedback.jsonl").open("a") as file:
         file.write(
             '{"id": "a"}\n'
@@ -184,19 +191,63 @@ def test_feedback_and_recalibrate_give_the_same_numbers(
     p, labels = scores
     with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
         ids = asked(served, p[:150])["id"]
-        doubtful = sorted(range(150), key=lambda i: p[i].max())[
-            :90
-        ]  # other shares of strata have labels
+        chosen = np.sort(np.random.default_rng(0).permutation(150)[:90]).tolist()
         given = {
-            "ids": [ids[i] for i in doubtful],
-            "labels": [labels[i] for i in doubtful],
+            "ids": [ids[i] for i in chosen],
+            "labels": [labels[i] for i in chosen],
         }
-        found = json.loads(served.ask(given, path="/feedback")[2])
+        unstated = json.loads(served.ask(given, path="/feedback")[2])
+        found = json.loads(
+            served.ask(given | {"labelled": "random"}, path="/feedback")[2]
+        )
+    assert unstated["realised_utility"] is None  # they may depend on the outcome
+    assert unstated["advice"].startswith("no estimate from these labels, which are kep")
     own = rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)[2].to_dict()
     assert set(own) < set(found)
     for name, value in own.items():
         assert found[name] == pytest.approx(value, abs=1e-6), name
-    assert (found["labels"], found["decisions"]) == (90, 150)
+    assert (found["labels"], found["decisions"]) == (90, chosen[-1] + 1)
+    assert found["labelled"] == "random"
+
+
+def test_labels_of_no_sample_change_nothing_and_those_of_a_sample_are_found_among_them(
+    backend, start, scores, tmp_path
+):
+    p, labels = scores
+    samples = len(p)
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        answers = [asked(served, piece) for piece in np.array_split(p, 8)]
+        ids = [name for answer in answers for name in answer["id"]]
+        actions = [name for answer in answers for name in answer["action"]]
+        wrong = [i for i in range(samples) if actions[i] != labels[i]]
+        order = np.random.default_rng(0).permutation(samples)
+        chosen = order[: samples // 2].tolist()
+        posts = [
+            (wrong, {}),
+            (chosen, {"labelled": "random:50%"}),
+            (wrong, {}),  # again: what was chosen at random stays so
+        ]
+        found = [
+            json.loads(
+                served.ask(
+                    {
+                        "ids": [ids[i] for i in rows],
+                        "labels": [labels[i] for i in rows],
+                        **how,
+                    },
+                    path="/feedback",
+                )[2]
+            )
+            for rows, how in posts
+        ]
+    assert found[0]["realised_utility"] is None
+    assert found[1]["labels"] == found[2]["labels"] == len(chosen)
+    assert found[2]["realised_utility"] == found[1]["realised_utility"]
+    others = len(set(wrong) - set(chosen))
+    assert found[2]["labels_left_out"] == others > 0
+    own = rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)[2]
+    assert (own.labelled, own.left_out) == (len(chosen), others)
+    assert own.utility == pytest.approx(found[1]["realised_utility"], abs=1e-6)
 
 
 def test_labels_after_a_restart_and_of_an_earlier_decider_are_matched_with_the_log(

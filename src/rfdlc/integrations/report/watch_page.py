@@ -13,7 +13,7 @@ import numpy as np
 
 from rfdlc import __version__
 from rfdlc.decide.metrics import readable
-from rfdlc.decide.monitor import LEVELS
+from rfdlc.decide.monitor import LEVELS, OUTCOMES
 from rfdlc.files import replacing
 from rfdlc.integrations.report.report import asset, filled
 from rfdlc.integrations.watching import NOT_TRUSTED, Watch, stamp
@@ -103,7 +103,7 @@ def _cards(watched: Watch) -> str:
     ]
     if watched.realised is not None:
         own = watched.realised
-        note = f"{own.ends}; {own.labelled:,} labels; {own.promise}"
+        note = f"{own.ends}; {own.chosen}; {own.promise}"
         cards.insert(1, (f"Realised {own.worth}", own.shown(own.utility), note))
     return "".join(
         f'<div class="card"><h3>{name}</h3><p class="value">{value}</p><p'
@@ -234,12 +234,14 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def _tests(watched: Watch) -> str:
     rows = []
-    for name, when in watched.monitor.alarms.items():
+    for name, when in watched.alarms.items():
         state = (
             "no alarm"
             if when is None
             else f'<span class="alarm">alarm at sample {when:,}</span>'
         )
+        if name == OUTCOMES and not watched.learned.tested:
+            state = "not tested: no labels"
         evidence = watched.monitor.evidence.get(name)
         rows.append(
             [

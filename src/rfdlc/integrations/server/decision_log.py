@@ -28,13 +28,8 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.feedback import (
-    FEWEST,
-    Realised,
-    decider_version,
-    realised_utility,
-    strata,
-)
+from rfdlc.decide.designs import PROPENSITY, Design, Labels, sampled
+from rfdlc.decide.feedback import FEWEST, Realised, decider_version, realised_by
 from rfdlc.decide.monitor import Decided, Monitor, Reference
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.rules import UNFAMILIAR
@@ -61,9 +56,10 @@ MONITORED = (
 )  # of a file so many samples are tested at least, and so many probabilities at most
 LOGGED = ("time", "action", "expected_utility", "reason")
 MOST_LABELS, LONGEST, MOST_BYTES = 10_000, 200, 2**21
+MOST_DESIGNS = 100  # of labels that one process receives
 FEEDBACK = (
     f"expected ids and labels, two lists of the same length, up to {MOST_LABELS:,}, and"
-    " optionally propensity"
+    " optionally labelled (how decisions were chosen for labels) and propensity"
 )
 UNKNOWN = (
     "realised_utility",
@@ -79,14 +75,15 @@ KEPT = (
 
 
 class Feedback(BaseModel):
-    """Labels that came later, by the ids of answers; a propensity is the probability
-    with which it was reviewed.
+    """Labels that came later, by the ids of answers; `labelled` says how decisions were
+    chosen for them, a propensity is the probability with which one was.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     ids: list[str] = Field(min_length=1, max_length=MOST_LABELS)
     labels: list[str] = Field(min_length=1, max_length=MOST_LABELS)
     propensity: list[float] | None = Field(None, max_length=MOST_LABELS)
+    labelled: str | None = Field(None, max_length=10 * LONGEST)
 
 
 FEEDBACK_ROUTE: dict[str, Any] = {
@@ -142,6 +139,8 @@ class DecisionLog:
         )
         self._expected, self._propensity = np.zeros(RING), np.full(RING, np.nan)
         self._label = np.full(RING, -1, dtype=np.int32)
+        self._design = np.zeros(RING, dtype=np.int32)  # the place in `_designs`
+        self._designs: list[str | None] = [None]
         self._versions: dict[str, int] = {}
 
     def add(self, answer: Answer) -> list[str]:
@@ -186,7 +185,11 @@ class DecisionLog:
         except (TimeoutError, ClientDisconnect):
             require(False, "the body was not complete: try again", 408)
         found, lines = self.receive(body, decider)
-        realised = self.learn(found, decider)
+        realised, refused = None, ""
+        try:
+            realised = self.learn(found, decider)
+        except InputError as error:
+            refused = f"no estimate from these labels, which are kept: {error}"
         text = "".join(json.dumps(line) + "\n" for line in lines)
         await asyncio.wrap_future(
             self._thread.submit(_append, self.folder / LABELS, text)
@@ -200,7 +203,7 @@ class DecisionLog:
         values: dict[str, Any] = (
             dict.fromkeys(UNKNOWN) if realised is None else realised.to_dict()
         )
-        said = advice(realised, metrics.moved)
+        said = refused or advice(realised, metrics.moved)
         return {
             **known,
             **values,
@@ -209,9 +212,9 @@ class DecisionLog:
 
     def receive(
         self, body: bytes, decider: Decider
-    ) -> tuple[list[tuple[int, int, float]], list[dict[str, Any]]]:
-        """Checked labels: (place, class, propensity) of those that are known here, and
-        the lines to keep.
+    ) -> tuple[list[tuple[int, int, float, int]], list[dict[str, Any]]]:
+        """Checked labels: (place, class, propensity, design) of those that are known
+        here, and the lines to keep.
         """
         try:
             given = Feedback.model_validate(from_json(body))
@@ -221,6 +224,7 @@ class DecisionLog:
         require(len(given.ids) == len(given.labels) == len(chances), FEEDBACK)
         right = given.propensity is None or all(0 < chance <= 1 for chance in chances)
         require(right, "propensity: expected probabilities above 0, at most 1")
+        design = self._read_design(given, decider)
         names = {name: i for i, name in enumerate(decider.utility.classes.names)}
         require(
             all(label in names for label in given.labels),
@@ -234,38 +238,73 @@ class DecisionLog:
                 and number.isdecimal()
                 and 0 <= self._count - 1 - int(number) < RING
             ):
-                found.append((int(number), names[label], chance))
+                found.append((int(number), names[label], chance, design))
             lines.append({"id": name[:LONGEST], "label": label, "time": now})
             lines[-1] |= {} if np.isnan(chance) else {"propensity": chance}
+            if design:
+                lines[-1]["labelled"] = self._designs[design]
         return found, lines
 
+    def _read_design(self, given: Feedback, decider: Decider) -> int:
+        """The place of the stated design in `_designs`."""
+        stated = given.labelled
+        if stated is None and given.propensity is not None:
+            stated = PROPENSITY
+        if stated is None:
+            return 0
+        try:
+            design = Design.parse(stated)
+            design.check_names(decider.utility)
+        except InputError as error:
+            require(False, str(error))
+        require(
+            (design.kind == PROPENSITY) == (given.propensity is not None),
+            "labelled: propensity needs a propensity of each label, and other designs"
+            " have none",
+        )
+        if str(design) not in self._designs:
+            require(
+                len(self._designs) <= MOST_DESIGNS,
+                f"labelled: expected at most {MOST_DESIGNS} designs",
+            )
+            self._designs.append(str(design))
+        return self._designs.index(str(design))
+
     def learn(
-        self, found: list[tuple[int, int, float]], decider: Decider
+        self, found: list[tuple[int, int, float, int]], decider: Decider
     ) -> Realised | None:
         """The realised utility of the decisions of this decider, from all labels so
         far.
+
+        Raises
+        ------
+        InputError
+            If labels do not stand for all decisions.
         """
         self._gather()
-        for number, label, chance in found:
+        for number, label, chance, design in found:
             self._label[number % RING], self._propensity[number % RING] = label, chance
+            if design:
+                self._design[number % RING] = design
         mine = np.flatnonzero(
             self._of_version == self._versions.get(decider_version(decider), -1)
         )
+        mine = mine[np.argsort((mine - self._numbered) % RING)]  # in the order of time
         rows = np.flatnonzero(self._label[mine] >= 0)
         if not len(rows):
             return None
-        chances = self._propensity[mine[rows]]
-        known = None if np.isnan(chances).any() else chances
-        targets, actions = (
+        labels = Labels(
+            rows,
             self._label[mine[rows]].astype(np.int64),
-            self._action[mine].astype(np.int64),
+            [self._designs[place] for place in self._design[mine[rows]]],
+            self._propensity[mine[rows]],
         )
-        group = strata(
-            self._confidence[mine], decider.utility.decided_class[actions] < 0
+        actions = self._action[mine].astype(np.int64)
+        expected = self._expected[mine]
+        sample = sampled(
+            labels, decider.utility, actions, self._confidence[mine], expected
         )
-        return realised_utility(
-            decider.utility, targets, actions, self._expected[mine], group, rows, known
-        )
+        return realised_by(sample, decider.utility, actions, expected)
 
     def _gather(self) -> None:
         """From answers to columns, for many answers at once."""
@@ -304,6 +343,7 @@ class DecisionLog:
         self._action[spots], self._expected[spots] = action, columns["expected_utility"]
         self._confidence[spots] = p.max(axis=1)
         self._label[spots], self._propensity[spots] = -1, np.nan
+        self._design[spots] = 0
         self._blocks.append(_Block(decider, first, p, action, columns))
 
     _numbered = 0  # decisions that have been gathered
