@@ -34,9 +34,17 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import image_sets
-from image_rivals import batches, cropped, rate_at, residual, resnet18
+from image_drawn import Bytes
+from image_rivals import (
+    batches,
+    cropped,
+    in_channels_last,
+    rate_at,
+    residual,
+    resnet18,
+)
 from image_scores import Floats, Judged, calibrated
-from image_sets import Bytes, ImageSet
+from image_sets import ImageSet
 from recording import append, commit, hardware, versions
 
 RESERVE = 12.0  # seconds for the last evaluation
@@ -192,7 +200,7 @@ class Optimiser:
 
     @torch.no_grad()
     def step(self) -> None:
-        gradients = [p.grad for p in self.parameters]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
         torch._foreach_mul_(self.decayed, 1 - self.rate * self.weight_decay)
         if self.sgd:
             torch._foreach_mul_(self.first, 0.9)
@@ -238,7 +246,7 @@ class Training:
         self.batch = min(options.batch, len(self.labels))
 
         network = network_of(recipe, images.classes, images.side).to(device)
-        self.network = network.to(memory_format=torch.channels_last)
+        self.network = in_channels_last(network)
         self.optimiser = Optimiser(list(network.parameters()), recipe.sgd)
         state = self.network.state_dict()
         self.names = [name for name in state if state[name].is_floating_point()]
@@ -304,7 +312,7 @@ class Training:
     def capture(self) -> None:
         """A graph of one step, after a few without."""
         self.prepare(0)
-        beside = torch.cuda.Stream()
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(4):

@@ -8,15 +8,14 @@ and land, of 8 to 224 pixels, 200 to 30,000 images and 7 to 200 classes.
 
 DIR holds what others published: cifar-10-batches-py/, cifar-100-python/ (long-tailed
 parts of CIFAR), gentle/cifar-10-batches-py/ and gentle/cifar-100-python/ (with further
-images), dermamnist.npz, caltech101/ and tinyimagenet/ (train/ and test/ with a folder
-per class), fashion-mnist/ (the four .gz files), trashnet/ (a folder per class). What is
-drawn or simulated needs none of it. Each set is made once, with a seed, and kept in
+images), dermamnist.npz, caltech101/, tinyimagenet/ and plantdoc/ (train/ and test/ with
+a folder per class), trashnet/ and ucmerced/ (a folder per class). What is drawn or
+simulated needs none of it. Each set is made once, with a seed, and kept in
 DIR/image-sets/NAME.npz. A fifth of the training images is marked as held out: choices
 are made on these, and test images are read once, at the end.
 """
 
 import argparse
-import gzip
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -169,10 +168,8 @@ def _resized(image: Image.Image, side: int) -> Bytes:
     shorter = min(image.size)
     left = (image.width - shorter) // 2
     top = (image.height - shorter) // 2
-    box = (left, top, left + shorter, top + shorter)
-    scaled = image.convert("RGB").resize(
-        (side, side), Image.Resampling.BILINEAR, box, reducing_gap=2
-    )
+    square = image.crop((left, top, left + shorter, top + shorter)).convert("RGB")
+    scaled = square.resize((side, side), Image.Resampling.BILINEAR)
     return np.asarray(scaled)
 
 
@@ -274,24 +271,30 @@ def photographs(
     return train, _folders(data / folder / "test", side, names)
 
 
-def _idx(path: Path) -> Bytes:
-    """An array in the format of MNIST."""
-    content = gzip.decompress(path.read_bytes())
-    dimensions = content[3]
-    shape = np.frombuffer(content, ">u4", dimensions, offset=4).astype(int)
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+def trash(data: Path) -> tuple[Split, Split]:
+    """TrashNet, six classes, 25 of each for the test, factor 20."""
+    return _split(data / "trashnet", 64, 25, 20)
 
 
-def fashion(data: Path, largest: int, factor: float) -> tuple[Split, Split]:
-    """Clothes, grey, 28 pixels."""
-    folder = data / "fashion-mnist"
-    splits = []
-    for part in ("train", "t10k"):
-        grey = _idx(folder / f"{part}-images-idx3-ubyte.gz")
-        labels = _idx(folder / f"{part}-labels-idx1-ubyte.gz").astype(np.int64)
-        splits.append((np.repeat(grey[..., None], 3, axis=-1), labels))
-    train, test = splits
-    return thinned(train, profile(largest, 10, factor)), thinned(test, [500] * 10)
+def land_use(data: Path) -> tuple[Split, Split]:
+    """UC Merced, 21 classes of 224 pixels, 25 of each for the test, factor 15."""
+    return _split(data / "ucmerced", 224, 25, 15)
+
+
+def _split(folder: Path, side: int, tests: int, factor: float) -> tuple[Split, Split]:
+    """Folders of classes: so many images of each at random for the test, and a long
+    tail of the others.
+    """
+    names = sorted(path.name for path in folder.iterdir())
+    images, labels = _folders(folder, side, names)
+    rng = np.random.default_rng(SEED)
+    is_test = np.zeros(len(labels), bool)
+    for label in range(len(names)):
+        is_test[rng.permutation(np.flatnonzero(labels == label))[:tests]] = True
+    largest = int(np.bincount(labels[~is_test]).max())
+    train = (images[~is_test], labels[~is_test])
+    counts = profile(largest, len(names), factor)
+    return thinned(train, counts), (images[is_test], labels[is_test])
 
 
 def digits(data: Path) -> tuple[Split, Split]:
@@ -417,8 +420,13 @@ SOURCES: dict[str, Source] = {
     "cifar10-gentle": Source(gentle_cifar10, True, GPU, "photographs, factor 62.5"),
     "cifar100-lt": Source(cifar100, True, GPU, "photographs, factor 100"),
     "cifar100-gentle": Source(gentle_cifar100, True, GPU, "photographs, factor 95"),
-    "fashion-lt": Source(
-        partial(fashion, largest=1000, factor=50), True, CPU, "clothes, factor 50"
+    "trash-64": Source(trash, True, CPU, "photographs of waste, factor 20"),
+    "land-use-224": Source(land_use, True, GPU, "land from the air, factor 15"),
+    "plants-96": Source(
+        partial(photographs, folder="plantdoc", side=96),
+        True,
+        GPU,
+        "leaves of plants, healthy and ill, from the web",
     ),
     "caltech20-48": Source(
         partial(photographs, folder="caltech101", side=48, every=5),
