@@ -9,10 +9,10 @@ and land, of 8 to 224 pixels, 200 to 30,000 images and 7 to 200 classes.
 DIR holds what others published: cifar-10-batches-py/, cifar-100-python/ (long-tailed
 parts of CIFAR), gentle/cifar-10-batches-py/ and gentle/cifar-100-python/ (with further
 images), dermamnist.npz, caltech101/, tinyimagenet/ and plantdoc/ (train/ and test/ with
-a folder per class), trashnet/ and ucmerced/ (a folder per class). What is drawn or
-simulated needs none of it. Each set is made once, with a seed, and kept in
-DIR/image-sets/NAME.npz. A fifth of the training images is marked as held out: choices
-are made on these, and test images are read once, at the end.
+a folder per class), trashnet/ (a folder per class). What is drawn or simulated needs
+none of it. Each set is made once, with a seed, and kept in DIR/image-sets/NAME.npz. A
+fifth of the training images is marked as held out: choices are made on these, and test
+images are read once, at the end.
 """
 
 import argparse
@@ -72,6 +72,16 @@ class ImageSet:
         counts = np.bincount(self.test_y, minlength=self.classes)
         return bool(counts.min() == counts.max())
 
+    def write(self, path: Path) -> None:
+        np.savez(
+            path,
+            train_images=self.train_x,
+            train_labels=self.train_y,
+            test_images=self.test_x,
+            test_labels=self.test_y,
+            held_out=self.held_out,
+        )
+
     def for_choices(self) -> "ImageSet":
         """The same training images, split: those held out take the place of the test
         images, which are not there.
@@ -104,28 +114,29 @@ def load(name: str, data: Path) -> ImageSet:
     if name not in SOURCES:
         raise SystemExit(f"no set {name!r}: expected one of {', '.join(SOURCES)}")
     path = data / "image-sets" / f"{name}.npz"
+    source = SOURCES[name]
     if not path.exists():
-        (train_x, train_y), (test_x, test_y) = SOURCES[name].make(data)
+        (train_x, train_y), (test_x, test_y) = source.make(data)
+        held_out = marked(train_y, SEED)
         path.parent.mkdir(parents=True, exist_ok=True)
+        made = ImageSet(name, train_x, train_y, held_out, test_x, test_y, source.flips)
         part = path.with_suffix(".part.npz")
-        np.savez(
-            part,
-            train_images=train_x,
-            train_labels=train_y,
-            test_images=test_x,
-            test_labels=test_y,
-            held_out=marked(train_y, SEED),
-        )
+        made.write(part)
         part.replace(path)
+    return read(path, source.flips)
+
+
+def read(path: Path, flips: bool) -> ImageSet:
+    """A set that `ImageSet.write` wrote."""
     with np.load(path) as arrays:
         return ImageSet(
-            name,
+            path.stem,
             arrays["train_images"],
             arrays["train_labels"],
             arrays["held_out"],
             arrays["test_images"],
             arrays["test_labels"],
-            SOURCES[name].flips,
+            flips,
         )
 
 
@@ -205,14 +216,14 @@ def cifar100(data: Path) -> tuple[Split, Split]:
 def gentle_cifar10(data: Path) -> tuple[Split, Split]:
     """Factor 62.5: exp(-c / 2.1715)."""
     train, test = cifar10(data / "gentle")
-    counts = [int(5000 * np.exp(-label / 2.1715)) for label in range(10)]
+    counts = [int(np.ceil(5000 * np.exp(-c / 2.1715))) for c in range(10)]
     return thinned(train, counts), test
 
 
 def gentle_cifar100(data: Path) -> tuple[Split, Split]:
-    """Factor 95: exp(-c / 21.7147)."""
+    """Factor 83.3: exp(-c / 21.7147)."""
     train, test = cifar100(data / "gentle")
-    counts = [int(500 * np.exp(-label / 21.7147)) for label in range(100)]
+    counts = [int(np.ceil(500 * np.exp(-c / 21.7147))) for c in range(100)]
     return thinned(train, counts), test
 
 
@@ -263,22 +274,19 @@ def _folders(folder: Path, side: int, names: Sequence[str]) -> Split:
 def photographs(
     data: Path, folder: str, side: int, every: int = 1
 ) -> tuple[Split, Split]:
-    """Folders train/ and test/ with a folder per class; of the classes every so many
-    one.
+    """Folders train/ and test/ with a folder per class; every so many of the classes
+    that have both.
     """
-    names = sorted(path.name for path in (data / folder / "train").iterdir())[::every]
+    in_test = {path.name for path in (data / folder / "test").iterdir()}
+    in_train = {path.name for path in (data / folder / "train").iterdir()}
+    names = sorted(in_train & in_test)[::every]
     train = _folders(data / folder / "train", side, names)
     return train, _folders(data / folder / "test", side, names)
 
 
-def trash(data: Path) -> tuple[Split, Split]:
+def trash(data: Path, side: int) -> tuple[Split, Split]:
     """TrashNet, six classes, 25 of each for the test, factor 20."""
-    return _split(data / "trashnet", 64, 25, 20)
-
-
-def land_use(data: Path) -> tuple[Split, Split]:
-    """UC Merced, 21 classes of 224 pixels, 25 of each for the test, factor 15."""
-    return _split(data / "ucmerced", 224, 25, 15)
+    return _split(data / "trashnet", side, 25, 20)
 
 
 def _split(folder: Path, side: int, tests: int, factor: float) -> tuple[Split, Split]:
@@ -417,13 +425,17 @@ SOURCES: dict[str, Source] = {
     "cifar10-few": Source(few_cifar10, True, CPU, "200 photographs of ten classes"),
     "cifar10-three": Source(vehicles, True, CPU, "three classes, 50:10:1"),
     "cifar10-lt": Source(cifar10, True, ("cpu", "gpu"), "photographs, factor 100"),
-    "cifar10-gentle": Source(gentle_cifar10, True, GPU, "photographs, factor 62.5"),
+    "cifar10-gentle": Source(gentle_cifar10, True, (), "photographs, factor 62.5"),
     "cifar100-lt": Source(cifar100, True, GPU, "photographs, factor 100"),
-    "cifar100-gentle": Source(gentle_cifar100, True, GPU, "photographs, factor 95"),
-    "trash-64": Source(trash, True, CPU, "photographs of waste, factor 20"),
-    "land-use-224": Source(land_use, True, GPU, "land from the air, factor 15"),
-    "plants-96": Source(
-        partial(photographs, folder="plantdoc", side=96),
+    "cifar100-gentle": Source(gentle_cifar100, True, (), "photographs, factor 83.3"),
+    "trash-64": Source(
+        partial(trash, side=64), True, CPU, "photographs of waste, factor 20"
+    ),
+    "trash-224": Source(
+        partial(trash, side=224), True, GPU, "photographs of waste, factor 20"
+    ),
+    "plants-128": Source(
+        partial(photographs, folder="plantdoc", side=128),
         True,
         GPU,
         "leaves of plants, healthy and ill, from the web",
@@ -437,7 +449,7 @@ SOURCES: dict[str, Source] = {
     "caltech101-96": Source(
         partial(photographs, folder="caltech101", side=96),
         True,
-        GPU,
+        (),
         "photographs of 101 classes",
     ),
     "caltech101-224": Source(
@@ -455,7 +467,7 @@ SOURCES: dict[str, Source] = {
     "tinyimagenet100": Source(
         partial(photographs, folder="tinyimagenet", side=64, every=2),
         True,
-        GPU,
+        (),
         "every second class of it",
     ),
 }
@@ -464,6 +476,11 @@ SOURCES: dict[str, Source] = {
 def suite(name: str) -> list[str]:
     """The sets for `cpu` or `gpu`."""
     return [key for key, source in SOURCES.items() if name in source.suites]
+
+
+def family(name: str) -> str:
+    """What sets share that are made from the same images: `cifar` of `cifar10-few`."""
+    return name.partition("-")[0].rstrip("0123456789")
 
 
 def write_folders(images: ImageSet, folder: Path) -> None:

@@ -1,23 +1,25 @@
 """rfdlc on images that nobody tuned it for, beside the short loops that people write,
 within the same time.
 
-    python benchmarks/images.py measure --data DIR --suite cpu --seconds 60
-        on one core; an hour and a half for three seeds
+    taskset -c 0 python benchmarks/images.py measure --data DIR --suite cpu --seconds 60
+        on one core; three hours for three seeds
     python benchmarks/images.py measure --data DIR --suite gpu --seconds 60
         on a GPU
     python benchmarks/images.py measure --data DIR --suite cpu --seconds 60 --choose
         to choose between settings: on held-out training images
     python benchmarks/images.py summary
-        differences to each rival, pooled over sets
+        differences to each rival, pooled over families of sets (all of CIFAR is one)
 
 `image_sets.py` says what DIR holds and which sets there are, `image_rivals.py` what the
-rivals do. All methods get the same training images and seconds of wall time, from
-reading an array of images to a calibrated model; ours is the command `rfdlc train FILE
---budget SECONDS`, with its defaults, and `rfdlc predict`. Predicting the test split is
-not counted. Every training is decided three times, each by the utility that is
-measured: accuracy (the most probable class), balanced accuracy (after correction of the
-class prior), and the tail-sensitive utility. `ece_low` and `ece_high` enclose 95% of
-the calibration errors of a model of these probabilities that is calibrated.
+rivals do. All methods get the same training images and the same seconds of wall time:
+from the start of a process that reads an array of images to a calibrated model. Ours is
+the command `rfdlc train FILE --budget SECONDS`, with its defaults, and `rfdlc predict`.
+Predicting the test split is not counted. Every training is decided three times, each by
+the utility that is measured: accuracy (the most probable class), balanced accuracy
+(after correction of the class prior), and the tail-sensitive utility. `ece_low` and
+`ece_high` enclose 95% of the calibration errors of a model of these probabilities that
+is calibrated. `accuracy` is for classes as frequent as in training; `utility`, `nll`
+and `ece` are for those of the test split.
 
 Rows are appended to results/images.csv as they come, and rows that are there are not
 measured again: the command that was interrupted goes on. `--set KEY=VALUE` gives
@@ -37,12 +39,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 import image_sets
-from image_scores import (
-    Floats,
-    Judged,
-    calibrated,
-    paired,
-)
+from image_scores import Floats, Judged, calibrated, paired
 from image_sets import ImageSet
 from recording import RESULTS, append, commit, hardware, versions
 
@@ -82,85 +79,93 @@ def measured(
     images: ImageSet, method: str, seconds: float, seed: int, settings: Sequence[str]
 ) -> dict[str, object]:
     """What one training takes and what it is worth."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        if method == OURS:
+            scores, details = ours(images, folder, seconds, seed, settings)
+        else:
+            scores, details = rival(images, folder, method, seconds, seed)
     judged = Judged(images.counts, images.test_y, images.balanced_test)
-    if method.startswith(OURS):
-        scores, taken = ours(images, seconds, seed, settings)
-        details: dict[str, object] = {"seconds_taken": round(taken, 2)}
-    else:
-        scores, details = rival(images, method, seconds, seed)
     metrics = judged.scores(scores)
     return details | {key: round(value, 5) for key, value in metrics.items()}
 
 
 def rival(
-    images: ImageSet, method: str, seconds: float, seed: int
+    images: ImageSet, folder: Path, method: str, seconds: float, seed: int
 ) -> tuple[Floats, dict[str, object]]:
     """Test scores for a uniform prior, of a plain loop."""
-    import torch
-
-    from image_rivals import train
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    began = time.perf_counter()
-    trained = train(images, method, seconds, seed, device)
-    scores, temperature = calibrated(
-        trained.held_out,
-        images.train_y[images.held_out],
-        trained.test,
-        images.counts,
-        trained.uniform,
+    images.write(folder / "images.npz")
+    words = [method, str(folder / "images.npz"), str(folder / "logits.npz")]
+    if images.flips:
+        words.append("--flips")
+    began = time.time()
+    run(
+        str(Path(__file__).with_name("image_rivals.py")),
+        *words,
+        f"--seconds={seconds}",
+        f"--seed={seed}",
+        f"--began={began}",
     )
-    whole = time.perf_counter() - began
+    with np.load(folder / "logits.npz") as trained:
+        scores, temperature = calibrated(
+            trained["held_out"],
+            images.train_y[images.held_out],
+            trained["test"],
+            images.counts,
+            uniform=method != "cross-entropy",
+        )
+        taken = time.time() - began - float(trained["seconds_of_test"])
+        epochs = float(trained["epochs"])
     return scores, {
-        "seconds_taken": round(whole - trained.seconds_of_test, 2),
-        "epochs": round(trained.epochs, 2),
+        "seconds_taken": round(taken, 2),
+        "epochs": round(epochs, 2),
         "temperature": round(temperature, 3),
     }
 
 
 def ours(
-    images: ImageSet, seconds: float, seed: int, settings: Sequence[str]
-) -> tuple[Floats, float]:
-    """Test scores for a uniform prior, and the seconds of `rfdlc train`."""
-    with TemporaryDirectory() as folder:
-        train = Path(folder, "train.npz")
-        test = Path(folder, "test.npz")
-        np.savez(train, train_x=images.train_x, train_y=images.train_y)
-        np.savez(test, test_x=images.test_x, test_y=images.test_y)
-        began = time.perf_counter()
-        _rfdlc(
-            "train",
-            str(train),
-            f"--out={folder}/run",
-            f"--budget={seconds:g}s",
-            f"seed={seed}",
-            *settings,
-        )
-        taken = time.perf_counter() - began
-        out = Path(folder, "probabilities.csv")
-        _rfdlc(
-            "predict",
-            f"{folder}/run",
-            str(test),
-            f"--out={out}",
-            "--target-prior=uniform",
-        )
-        return np.log(_probabilities(out, images.classes)), taken
+    images: ImageSet,
+    folder: Path,
+    seconds: float,
+    seed: int,
+    settings: Sequence[str],
+) -> tuple[Floats, dict[str, object]]:
+    """Test scores for a uniform prior, of `rfdlc train`."""
+    train = str(folder / "train.npz")
+    test = str(folder / "test.npz")
+    result = str(folder / "run")
+    out = folder / "probabilities.csv"
+    np.savez(train, train_x=images.train_x, train_y=images.train_y)
+    np.savez(test, test_x=images.test_x, test_y=images.test_y)
+    rfdlc = ("-m", "rfdlc")
+    began = time.time()
+    run(
+        *rfdlc,
+        "train",
+        train,
+        f"--out={result}",
+        f"--budget={seconds:g}s",
+        f"seed={seed}",
+        *settings,
+    )
+    taken = time.time() - began
+    run(*rfdlc, "predict", result, test, f"--out={out}", "--target-prior=uniform")
+    scores = np.log(probabilities(out, images.classes))
+    return scores, {"seconds_taken": round(taken, 2)}
 
 
-def _rfdlc(*words: str) -> None:
-    command = [sys.executable, "-m", "rfdlc", *words]
-    finished = subprocess.run(command, capture_output=True, text=True)
+def run(*words: str) -> None:
+    """A command of this Python; what it says is shown where it fails."""
+    finished = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     if finished.returncode:
         raise RuntimeError(f"{' '.join(words)}:\n{finished.stderr[-2000:]}")
 
 
-def _probabilities(path: Path, classes: int) -> Floats:
+def probabilities(path: Path, classes: int) -> Floats:
     """The columns of the classes, which are named by their numbers."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    names = [str(label) for label in range(classes)]
-    values = [[float(row.get(name, 0)) for name in names] for row in rows]
+    values = [[float(row[str(label)]) for label in range(classes)] for row in rows]
     return np.maximum(values, SMALLEST)
 
 
@@ -226,10 +231,10 @@ def lines(rows: Sequence[Row], reference: str) -> Iterator[str]:
     methods = sorted({row["method"] for row in rows} - {reference})
     yield f"{'difference to ' + reference:34} {'mean':>8}  95% bounds        better in"
     for method, metric in product(methods, METRICS):
-        gain = paired(rows, metric, method, reference)
+        gain = paired(rows, metric, method, reference, image_sets.family)
         yield (
             f"{method + ', ' + metric:34} {gain.mean:+8.4f}"
-            f"  {gain.low:+.4f} {gain.high:+.4f}   {gain.better} of {gain.sets}"
+            f"  {gain.low:+.4f} {gain.high:+.4f}   {gain.better} of {gain.count}"
         )
 
 

@@ -97,6 +97,14 @@ def test_the_digits_are_disjoint_long_tailed_and_kept(suite, tmp_path):
     assert (tmp_path / "image-sets" / "digits.npz").stat().st_mtime_ns == kept
 
 
+def test_suites_have_enough_families_of_sets(suite):
+    for name, least in (("cpu", 8), ("gpu", 6)):
+        families = {suite.sets.family(key) for key in suite.sets.suite(name)}
+        assert len(families) >= least
+    assert suite.sets.family("cifar10-few") == suite.sets.family("cifar100-lt")
+    assert suite.sets.family("sounds-32") == "sounds"
+
+
 def test_choices_never_see_the_test_images(suite):
     images = colours(suite)
     chosen = images.for_choices()
@@ -145,12 +153,12 @@ def test_folders_without_a_test_split_are_split_once(suite, tmp_path):
             Image.fromarray(picture).save(
                 tmp_path / "trashnet" / name / f"{number}.png"
             )
-    (train_x, train_y), (test_x, test_y) = suite.sets.trash(tmp_path)
+    (train_x, train_y), (test_x, test_y) = suite.sets.trash(tmp_path, 64)
     assert np.bincount(train_y).tolist() == [35, 1]
     assert np.bincount(test_y).tolist() == [25, 25]
     seen = {image.tobytes() for image in train_x}
     assert not seen & {image.tobytes() for image in test_x}
-    (again, _), _ = suite.sets.trash(tmp_path)
+    (again, _), _ = suite.sets.trash(tmp_path, 64)
     assert (again == train_x).all()
 
 
@@ -205,7 +213,6 @@ def test_rivals_learn_colours_before_their_deadline(suite, method):
     # 24 steps of 64 from 70 images, then two looks around the test images
     assert trained.epochs == pytest.approx(24 * 64 / 70)
     assert clock.now == 1 + 25 + 2
-    assert trained.uniform == (method != "cross-entropy")
     assert trained.held_out.shape == (int(images.held_out.sum()), 3)
 
     scores, _ = suite.scores.calibrated(
@@ -213,9 +220,14 @@ def test_rivals_learn_colours_before_their_deadline(suite, method):
         images.train_y[images.held_out],
         trained.test,
         images.counts,
-        trained.uniform,
+        uniform=method != "cross-entropy",
     )
     assert (scores.argmax(axis=1) == images.test_y).mean() > 0.9
+
+
+def test_a_training_without_a_step_is_no_rival(suite):
+    with pytest.raises(SystemExit, match="no step within"):
+        suite.rivals.train(colours(suite), "sampler", 0.5, seed=0, clock=Clock())
 
 
 def test_the_rate_rises_then_falls_to_zero_at_the_deadline(suite):
@@ -417,10 +429,14 @@ def test_differences_are_paired_over_sets_after_seeds(suite):
     expected = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
 
     difference = suite.scores.paired(rows, "ece", "ours", "plain")
-    assert difference.sets == 5
+    assert difference.count == 5
     assert difference.mean == pytest.approx(np.mean(gains))
     assert (difference.low, difference.high) == pytest.approx(tuple(expected))
     assert difference.better == sum(gain < 0 for gain in gains)
+    merged = suite.scores.paired(rows, "ece", "ours", "plain", lambda n: min(n, "c"))
+    units = [gains[0], gains[1], np.mean(gains[2:])]
+    expected = stats.ttest_1samp(units, 0).confidence_interval(0.95)
+    assert (merged.low, merged.high) == pytest.approx(tuple(expected))
     with pytest.raises(ValueError, match="no set has both 'ours' and 'sampler'"):
         suite.scores.paired(rows, "ece", "ours", "sampler")
 
