@@ -9,8 +9,9 @@ written at half and three quarters of the time, with averaged weights. `--sets` 
 everything runs. Sets may also come from `--packed FOLDER` (written by `--pack FOLDER`),
 where images are compressed.
 
-These rows are for choices between recipes, not for claims: one seed, and the seconds
-are those of a GPU that others use.
+These rows are for choices between recipes, not for claims: one seed, training images
+that were held out in the place of test images, and the seconds are those of a GPU that
+others use.
 """
 
 import argparse
@@ -358,23 +359,16 @@ class Training:
 # --------------------------------------------------------------------------------------
 
 
-def pack(images: ImageSet, path: Path, quality: int, tests: int) -> None:
-    """WebP, and of each class the same share of `tests` test images."""
-    rng = np.random.default_rng(0)
-    kept = np.sort(rng.permutation(len(images.test_y))[:tests])
-    if images.balanced_test:
-        share = tests // images.classes
-        kept = np.concatenate(
-            [np.flatnonzero(images.test_y == c)[:share] for c in range(images.classes)]
-        )
-    pictures = [*images.train_x, *images.test_x[kept]]
+def pack(images: ImageSet, path: Path, quality: int) -> None:
+    """WebP of all images, and the labels."""
+    pictures = [*images.train_x, *images.test_x]
     files = [_compressed(picture, quality) for picture in pictures]
     np.savez(
         path,
         files=np.frombuffer(b"".join(files), np.uint8),
         ends=np.cumsum([len(file) for file in files]),
         train_labels=images.train_y.astype(np.int16),
-        test_labels=images.test_y[kept].astype(np.int16),
+        test_labels=images.test_y.astype(np.int16),
         held_out=images.held_out,
     )
 
@@ -452,7 +446,7 @@ def compare(options: argparse.Namespace, name: str) -> None:
     if packed is not None and packed.exists():
         images = unpack(name, packed)
     else:
-        images = image_sets.load(name, options.data)
+        images = image_sets.load(name, options.data).for_choices()
     fitted = ~images.held_out
     pixels = {
         "train": torch.from_numpy(images.train_x[fitted]).to(device),
@@ -511,7 +505,6 @@ def main() -> None:
     parser.add_argument("--packed", type=Path)
     parser.add_argument("--pack", type=Path)
     parser.add_argument("--quality", type=int, default=85)
-    parser.add_argument("--tests", type=int, default=3000)
     parser.add_argument("--out", type=Path, default=Path("image-recipes.csv"))
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
@@ -528,8 +521,8 @@ def main() -> None:
     if options.pack:
         options.pack.mkdir(parents=True, exist_ok=True)
         for name in options.sets:
-            images = image_sets.load(name, options.data)
-            pack(images, options.pack / f"{name}.npz", options.quality, options.tests)
+            images = image_sets.load(name, options.data).for_choices()
+            pack(images, options.pack / f"{name}.npz", options.quality)
         return
     if options.until:
         compare(options, options.sets[0])
