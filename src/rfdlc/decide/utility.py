@@ -517,6 +517,7 @@ def _axes_of(corner: str) -> tuple[str, str]:
     ('decided', 'true')
     """
     parts = BETWEEN.split(corner.lower()) if corner.strip() else []
+    parts = [part.strip() for part in parts]
     expect(
         len(parts) <= 2 and all(map(_axis, parts)),
         f"the corner cell {corner!r} does not say what lines and columns are: {CORNER}",

@@ -281,7 +281,7 @@ def decide_lake(
             skipped[unit.file] = str(error)
             return None
 
-    with result.opened(lake.units, shared=world_size > 1) as known:
+    with result.opened(lake, shared=world_size > 1) as known:
         # Decisions without some rows are complete only for who leaves them out.
         done = {
             name: own
@@ -419,6 +419,7 @@ def _decide(
         0,
     )
     broken = list[BrokenRows]()
+    version = lake.version(unit)
 
     def task(batch: Any) -> dict[str, Any]:
         return table.columns(batch, unit.file)
@@ -454,7 +455,7 @@ def _decide(
         if broken and not samples:
             raise BrokenFile(str(broken[0]))
         known = {
-            "version": unit.version,
+            "version": version,
             "samples": samples,
             "actions": counts.tolist(),
             "value": total,
@@ -479,12 +480,13 @@ class Result:
         self.system, self.path = filesystem(out)
 
     @contextmanager
-    def opened(self, units: Sequence[Unit], shared: bool) -> Iterator[dict[str, Any]]:
+    def opened(self, lake: Lake, shared: bool) -> Iterator[dict[str, Any]]:
         """Begin or continue; gives what is known of the units that are done. Others do
         not write meanwhile.
         """
         from pyarrow.fs import FileType
 
+        units = lake.units
         local = self.system.type_name == "local"
         with ExitStack() as stack:
             try:
@@ -539,11 +541,13 @@ class Result:
                     self.system.delete_file(info.path)
             with self.replacing(JOB) as stream:
                 stream.write(json.dumps(self.job, ensure_ascii=False).encode())
+            with ThreadPoolExecutor(cores()) as pool:
+                now = list(pool.map(lambda name: lake.version(names[name]), there))
             known = {name: self._known(name) for name in there}
             yield {
-                name: own
-                for name, own in known.items()
-                if own.get("version") == names[name].version
+                name: known[name]
+                for name, version in zip(there, now, strict=True)
+                if known[name].get("version") == version
             }
 
     @contextmanager
