@@ -21,7 +21,7 @@ from rfdlc.decide.scores import (
     KIND,
     check_left_out,
     class_columns,
-    correction,
+    told_by,
 )
 from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.files import runs_inside
@@ -267,11 +267,12 @@ def predictions_of(
     """
     scores = matrix_of(table, classes.names, where, by_columns=by_columns)
     said = KIND in table.schema.names and KIND not in classes.names
-    corrected = correction(table.column(KIND).unique().to_pylist() if said else ())
+    corrected, model = told_by(table.column(KIND).unique().to_pylist() if said else ())
     return Predictions(
         **{"logits" if logits else "probabilities": scores},
         classes=classes,
         corrected=corrected,
+        model=model,
     )
 
 

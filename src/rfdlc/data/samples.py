@@ -4,6 +4,7 @@ grow with their number.
 
 import hashlib
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -597,6 +598,13 @@ def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
         f"{path}: has {shapes}: expected inputs x (or test_x, X_test, ...), and one of"
         " each per sample",
     )
+    features = spec.embedding is not None and len(found["x"].shape) == 2
+    if features and made is None:
+        warnings.warn(
+            f"{path} does not say which network made its features: that it is the one"
+            " that made the training features is taken on trust",
+            stacklevel=2,
+        )
     inputs, ids, labels, doubt = (
         found["x"],
         found.get("ids"),

@@ -51,6 +51,7 @@ def as_table(decider: "Decider") -> dict[str, Any]:
             for name, value in parameters.items()
         },
         **{name: each.to_dict() for name, each in added.items()},
+        "model": decider.model,
         "fitted": {"name": fitted.name} | fitted.to_dict() if fitted else None,
         "calibrated_on": {
             kind: [f"{h:x}" for h in each.tolist()]
@@ -103,6 +104,7 @@ def parameters_of(table: dict[str, Any]) -> dict[str, Any]:
     }
     parameters = {name: table[name] for name in SAVED}
     parameters["sets"] = table.get("sets")
+    parameters["model"] = str(table.get("model", ""))
     for name, kind in (("budget", Budget), ("unfamiliar", Unfamiliar)):
         parameters[name] = None if table.get(name) is None else kind(**table[name])
     return parameters | {
