@@ -360,8 +360,8 @@ class Run:
         expect(
             metadata[CONFIGURATION] == self.configuration,
             f"{path} is of a run with other settings or data than"
-            f" {self.path}/config.json: restore the file that belongs to this run, or"
-            " train it again",
+            f" {self.path}/config.json: restore the file that belongs to this run; to"
+            " train on with other settings, fork it (`rfdlc fork`)",
         )
 
     def write_model(self, tensors: Mapping[str, Tensor]) -> None:
