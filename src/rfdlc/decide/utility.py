@@ -80,8 +80,10 @@ class Utility:
         actions: Sequence[str] | None = None,
     ) -> None:
         if hasattr(matrix, "columns") and hasattr(matrix, "index"):
-            if rows_are_actions(str(matrix.index.name), str(matrix.columns.name)):
-                matrix = matrix.T
+            frame: Any = matrix
+            if rows_are_actions(str(frame.index.name), str(frame.columns.name)):
+                frame = frame.T
+            matrix = frame
             classes = _frame_names(matrix.index, classes, "rows")
             actions = _frame_names(matrix.columns, actions, "columns")
         values = _as_matrix(matrix)
@@ -520,7 +522,8 @@ def _axes_of(corner: str) -> tuple[str, str]:
     parts = [part.strip() for part in parts]
     expect(
         len(parts) <= 2 and all(map(_axis, parts)),
-        f"the corner cell {corner!r} does not say what lines and columns are: {CORNER}",
+        f"the corner cell {corner!r} does not say what lines and columns are: {CORNER};"
+        " each line begins with its name",
     )
     rows, columns = [*parts, "", ""][:2]
     return rows, columns
