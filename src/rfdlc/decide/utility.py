@@ -523,7 +523,7 @@ def _axes_of(corner: str) -> tuple[str, str]:
     expect(
         len(parts) <= 2 and all(map(_axis, parts)),
         f"the corner cell {corner!r} does not say what lines and columns are: {CORNER};"
-        " each line begins with its name",
+        " each line begins with its true class, or with its action",
     )
     rows, columns = [*parts, "", ""][:2]
     return rows, columns
