@@ -1234,8 +1234,12 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         ),
         (["decide", "test.csv", "-o", "."], "cannot be written"),
         (
-            ["decide", "test.csv", "--logits", "--calibrate", "none.csv"],
+            ["decide", "test.csv", "--calibrate", "none.csv"],
             "none.csv: no such file",
+        ),
+        (
+            ["decide", "test.csv", "--logits"],
+            "test.csv: these are probabilities, not logits",
         ),
         (
             ["decide", "test.csv", "--classes", "a,b"],

@@ -83,9 +83,9 @@ class Utility:
             frame: Any = matrix
             if rows_are_actions(str(frame.index.name), str(frame.columns.name)):
                 frame = frame.T
+            classes = _frame_names(frame.index, classes, "rows")
+            actions = _frame_names(frame.columns, actions, "columns")
             matrix = frame
-            classes = _frame_names(matrix.index, classes, "rows")
-            actions = _frame_names(matrix.columns, actions, "columns")
         values = _as_matrix(matrix)
         self.classes = as_classes(len(values) if classes is None else classes)
         count, columns = len(self.classes), values.shape[1]
