@@ -24,6 +24,7 @@ SHARED = {
     "dates",
     "errors",
     "files",
+    "identity",
     "imports",
     "progress",
     "style",

@@ -1045,7 +1045,7 @@ def test_decisions_and_costs_without_class_names_are_no_input(run, folder):
     )
     (folder / "bare.csv").write_text("cat,dog,newt\n0,1,1\n2,0,1\n9,2,0\n")
     err = run("decide", "test.csv", "--costs", "bare.csv")[2]
-    assert "bare.csv: test.csv has no column for the class '0', '2', '9'" in err
+    assert "bare.csv: the corner cell 'cat' does not say what lines and columns" in err
     assert "each line begins with its true class" in err
 
 
@@ -1234,8 +1234,12 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         ),
         (["decide", "test.csv", "-o", "."], "cannot be written"),
         (
-            ["decide", "test.csv", "--logits", "--calibrate", "none.csv"],
+            ["decide", "test.csv", "--calibrate", "none.csv"],
             "none.csv: no such file",
+        ),
+        (
+            ["decide", "test.csv", "--logits"],
+            "test.csv: these are probabilities, not logits",
         ),
         (
             ["decide", "test.csv", "--classes", "a,b"],

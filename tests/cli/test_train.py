@@ -18,6 +18,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.errors import InputError
 from rfdlc.integrations.server.backend import open_backend
 from rfdlc.training.model import Model
+from rfdlc.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("quick_tables", "quick_calibration")
 SMALL = ["epochs=2", "widths=8"]
@@ -84,9 +85,11 @@ def test_the_final_table_has_one_utility(folder, tmp_path):
     row = next(line for line in plain.splitlines() if "mean utility" in line).split()
     assert f"{tested['mean_utility']:.3f}" in row
     folder = shutil.copytree(folder, tmp_path / "sensitive")
+    reached = Run(folder).checkpoint()
     config = json.loads((folder / "config.json").read_text())
     config["settings"]["utility"] = "tail-sensitive"
     (folder / "config.json").write_text(json.dumps(config))
+    Run(folder).save_checkpoint(reached)  # belongs to this configuration, too
     shown = run("resume", folder).stdout
     told = json.loads(
         run(

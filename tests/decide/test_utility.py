@@ -169,6 +169,55 @@ def test_csv_with_decimal_commas_and_with_odd_names(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("corner", "transposed"),
+    [
+        ("true", False),
+        ("", False),
+        ("True class", False),
+        ("true x decided", False),
+        ("y_true / y_pred", False),
+        ("class \\ action", False),
+        ("decided", True),
+        ("Decided x true", True),
+        ("predicted class", True),
+        ("action \\ true class", True),
+        ("predicted vs actual", True),
+    ],
+)
+def test_the_corner_cell_says_what_lines_are(tmp_path, corner, transposed):
+    (tmp_path / "u.csv").write_text(f"{corner},a,b\na,1,0\nb,-5,1\n")
+    expected = [[1, -5], [0, 1]] if transposed else [[1, 0], [-5, 1]]
+    for classes in (None, Classes(("a", "b"))):
+        utility = Utility.read_csv(tmp_path / "u.csv", classes)
+        assert utility.matrix.tolist() == expected
+
+
+def test_lines_of_a_transposed_table_may_be_other_actions(tmp_path):
+    (tmp_path / "u.csv").write_text("decided,b,a\na,-5,1\nb,1,0\nask,.5,.25\n")
+    utility = Utility.read_csv(tmp_path / "u.csv", Classes(("a", "b")))
+    assert utility.actions == ("a", "b", "ask")
+    assert utility.matrix.tolist() == [[1, 0, 0.25], [-5, 1, 0.5]]
+
+
+@pytest.mark.parametrize(
+    "corner", ["costs", "x", "true decided", "true x true", "decided / action", "a|b|c"]
+)
+def test_a_corner_cell_that_says_nothing_of_lines_is_refused(tmp_path, corner):
+    (tmp_path / "u.csv").write_text(f"{corner},a,b\na,1,0\nb,-5,1\n")
+    with pytest.raises(InputError, match=r"u\.csv.*expected true where each line is"):
+        Utility.read_csv(tmp_path / "u.csv")
+
+
+def test_axes_of_a_data_frame_say_what_lines_are():
+    frame = pandas.DataFrame([[1, 0], [-5, 1]], ["a", "b"], ["a", "b"])
+    right = [[1, 0], [-5, 1]]
+    assert Utility(frame).matrix.tolist() == right
+    assert Utility(frame.rename_axis("diagnosis")).matrix.tolist() == right
+    assert Utility(frame.T.rename_axis("decided")).matrix.tolist() == right
+    assert Utility(frame.T.rename_axis(columns="true")).matrix.tolist() == right
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "u.csv: expected a first line"),

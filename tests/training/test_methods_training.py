@@ -23,6 +23,7 @@ from rfdlc.training.optimisation import (
     rate,
     reinitialize_head,
 )
+from rfdlc.training.run import Run
 from rfdlc.training.trainer import TrainingInterrupted
 
 pytestmark = pytest.mark.usefixtures("quick_tables")
@@ -166,7 +167,9 @@ def test_a_fork_keeps_the_warmup_of_its_run_and_not_of_its_length(tmp_path):
     table = json.loads((path / "config.json").read_text())
     assert table["settings"]["warmup"] == 1
     table["settings"]["warmup"] = 5
+    reached = Run(path).checkpoint()
     (path / "config.json").write_text(json.dumps(table))
+    Run(path).save_checkpoint(reached)  # belongs to this configuration, too
     assert rfdlc.fork(path, tmp_path / "same").config.warmup == 5
 
 

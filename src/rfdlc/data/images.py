@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rfdlc.errors import InputError, choose
 from rfdlc.files import locked, read_json, replacing
+from rfdlc.identity import digest_of_files
 from rfdlc.progress import track
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ class ImageFiles:
         """Of the files in bytes; -1 for one that is missing."""
         if self.packed is not None:
             return list(self.packed.places[:, 3].tolist())
-        return [_state(self.root / name)[0] for name in self.names]
+        return [_size(self.root / name) for name in self.names]
 
     def end(self, index: int, size: int, count: int) -> bytes:
         """The last `count` bytes of a file of this size."""
@@ -336,34 +337,38 @@ class ImageFiles:
             known,
         )
 
+    def content_digest(self, *, times: bool = True) -> str:
+        """What the files hold, as `digest_of_files` has it; of shards, those that have
+        one of these images.
+        """
+        if self.packed is None:
+            paths = [os.path.join(self.root, name) for name in self.names]
+            return digest_of_files(paths, times=times)
+        used = np.unique(self.packed.places[:, 0]).tolist()
+        shards = [self.packed.files[number] for number in used]
+        return digest_of_files(shards, times=times)
+
     def _digest(self) -> str:
         """Changes with the files and with how they are decoded."""
         packed = self.packed
-        files = (
-            (self.root / name for name in self.names)
-            if packed is None
-            else packed.files
-        )
-        states = [_state(file) for file in files]
         resizing = self.resizing.to_dict()["resizing"]
         digest = blake2b(
             repr((DECODING, self.shape, resizing)).encode(), digest_size=16
         )
-        digest.update(np.array(states, dtype=np.int64).tobytes())
+        digest.update(self.content_digest().encode())
         digest.update(b"".join(part.tobytes() for part in self.names.packed))
         digest.update(b"" if packed is None else packed.places.tobytes())
         return digest.hexdigest()
 
 
-def _state(path: Path) -> tuple[int, int]:
-    """Size and time of a file; of one that is missing, which is named when it is
-    decoded, neither.
+def _size(path: Path) -> int:
+    """Of a file in bytes; of one that is missing, which is named when it is decoded,
+    -1.
     """
     try:
-        found = path.stat()
+        return path.stat().st_size
     except OSError:
-        return -1, -1
-    return found.st_size, found.st_mtime_ns
+        return -1
 
 
 def attempt(

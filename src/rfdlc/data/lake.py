@@ -21,10 +21,11 @@ from rfdlc.decide.scores import (
     KIND,
     check_left_out,
     class_columns,
-    correction,
+    told_by,
 )
 from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.files import runs_inside
+from rfdlc.identity import digest_of_files
 from rfdlc.tables import (
     PARQUET,
     SUFFIXES,
@@ -61,7 +62,7 @@ class Unit:
 
     file: str
     name: str  # of what is written for it, below the folder of the result
-    version: str  # changes with the content of the file
+    state: str  # of a remote file, which changes with its content
     size: int  # bytes of the file
     rows: int | None = None  # if known before reading
     groups: tuple[int, ...] | None = None
@@ -180,6 +181,11 @@ class Lake:
         except InputError as error:
             raise BrokenFile(str(error)) from None
 
+    def version(self, unit: Unit) -> str:
+        """Changes with the content of the file of a unit."""
+        content = unit.state or digest_of_files([unit.file])
+        return f"{unit.size} bytes, {content}"
+
     def _readable(self, info: Any) -> list[Unit]:
         try:
             return self._units(info)
@@ -194,12 +200,10 @@ class Lake:
             info.path.removeprefix(f"{self._base}/"),
             self.system.type_name == "local",
         )
-        state = (
-            info.mtime_ns if local else self.system.handler.fs.ukey(info.path)
-        )  # of an object its ETag and time
-        version = f"{info.size} bytes, {state}"
+        # of an object its ETag and time
+        state = "" if local else str(self.system.handler.fs.ukey(info.path))
         if not _is_parquet(name):
-            return [Unit(info.path, f"{name}.parquet", version, info.size)]
+            return [Unit(info.path, f"{name}.parquet", state, info.size)]
         with reading(Path(info.path), "Parquet"):
             footer = self._parquet(info.path).metadata
             sizes = [
@@ -220,7 +224,7 @@ class Lake:
         rows = [sum(sizes[i] for i in share) for share in shares or [[]]]
         each = enumerate(zip(names, shares or [[]], strict=True))
         return [
-            Unit(info.path, n, version, info.size, rows[i], tuple(g), sum(rows[:i]))
+            Unit(info.path, n, state, info.size, rows[i], tuple(g), sum(rows[:i]))
             for i, (n, g) in each
         ]
 
@@ -263,11 +267,12 @@ def predictions_of(
     """
     scores = matrix_of(table, classes.names, where, by_columns=by_columns)
     said = KIND in table.schema.names and KIND not in classes.names
-    corrected = correction(table.column(KIND).unique().to_pylist() if said else ())
+    corrected, model = told_by(table.column(KIND).unique().to_pylist() if said else ())
     return Predictions(
         **{"logits" if logits else "probabilities": scores},
         classes=classes,
         corrected=corrected,
+        model=model,
     )
 
 

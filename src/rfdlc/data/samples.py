@@ -4,6 +4,7 @@ grow with their number.
 
 import hashlib
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,6 +42,7 @@ from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, as_array
 from rfdlc.decide.scores import GROUP
 from rfdlc.errors import InputError, expect, listing, suggestion
+from rfdlc.identity import digest_of_files, digest_of_table
 from rfdlc.tables import is_table, open_table, parquet_files, split_files
 
 AHEAD = 2  # chunks that are read while one is computed
@@ -88,7 +90,7 @@ class Samples:
 
     labels: NDArray[np.int64]
     named: bool  # whether samples have ids
-    # changes when the samples do: names of image files, size and time of other files
+    # changes when the samples do: with the names and the content of files
     fingerprint: str
     read: Callable[[range], Chunk]  # broken samples are left out, or raise
     ids: Sequence[str] | None = None  # where they are known before samples are read
@@ -435,9 +437,9 @@ def of_files(
         return Chunk(split.take(kept) if broken else split, broken, kept)
 
     warn = partial(spec.resizing.cut_warning, cut, spec.embedding is not None)
-    return Samples(
-        labels, True, digest_of([*names.packed, labels]), read, names, cut_warning=warn
-    )
+    content = np.frombuffer(files.content_digest().encode(), np.uint8)
+    mark = digest_of([*names.packed, labels, content])
+    return Samples(labels, True, mark, read, names, cut_warning=warn)
 
 
 def _table(
@@ -599,6 +601,13 @@ def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
         f"{path}: has {shapes}: expected inputs x (or test_x, X_test, ...), and one of"
         " each per sample",
     )
+    features = spec.embedding is not None and len(found["x"].shape) == 2
+    if features and made is None:
+        warnings.warn(
+            f"{path} does not say which network made its features: that it is the one"
+            " that made the training features is taken on trust",
+            stacklevel=2,
+        )
     inputs, ids, labels, doubt = (
         found["x"],
         found.get("ids"),
@@ -679,10 +688,10 @@ def digest_of(given: Iterable[NDArray[Any]]) -> str:
 
 
 def _state(path: Path) -> str:
-    files = (
-        (parquet_files(path) or sorted(path.glob("*.npy"))) if path.is_dir() else [path]
-    )
-    states = [
-        f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files
-    ]
-    return hashlib.sha256("\n".join(states).encode()).hexdigest()[:32]
+    """Of a file, or of the tables or arrays in a folder."""
+    if not path.is_dir():
+        return digest_of_table([path.name, digest_of_files([path])])[:32]
+    tables = parquet_files(path) or [*split_files(path).values()]
+    files = tables or sorted(path.glob("*.npy"))
+    names = [str(file.relative_to(path)) for file in files]
+    return digest_of_table([names, digest_of_files(files)])[:32]

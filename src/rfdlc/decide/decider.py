@@ -102,6 +102,9 @@ class Decider:
     fitted, joint, calibrated_on : optional
         What `fit` found: the calibrator, the table (n_classes, n_classes) that checks
         estimated priors, sample hashes.
+    model : str, optional
+        The name of the model that it was fitted to, where its predictions say so;
+        those of another model are refused.
 
     Examples
     --------
@@ -125,6 +128,7 @@ class Decider:
     fitted: Calibrator | None = None
     joint: Any = None
     calibrated_on: Any = None
+    model: str = ""
     estimate: ClassVar[PriorEstimate | None] = None  # of the target prior
 
     def __post_init__(self) -> None:
@@ -190,7 +194,7 @@ class Decider:
         have equal scores. `strength` is the share of the correction that is applied,
         less than 1 if the model was trained further since. Nothing is calibrated twice.
         """
-        checked, y = self.read_labelled(scores, targets, logits)
+        checked, y = self.read_labelled(scores, targets, logits, any_model=True)
         expect(not checked.corrected, wording.CORRECTED_TWICE)
         if groups is not None:
             checked = replace(checked, groups=as_groups(groups, len(y)))
@@ -245,6 +249,7 @@ class Decider:
             fitted=fitted,
             joint=joint,
             calibrated_on=calibrated_on,
+            model=checked.model,
         )
 
     def fit_sets(
@@ -278,7 +283,8 @@ class Decider:
         return self.replace(
             sets=PredictionSets.fit(
                 p, y, self.utility.classes, coverage=coverage, **options
-            )
+            ),
+            model=self.model or checked.model,
         )
 
     def decide_sets(
@@ -318,7 +324,10 @@ class Decider:
             else self.read_labelled(scores, targets, logits)[1]
         )
         return self.replace(
-            budget=budgets.fitted_budget(self, checked, y, budget, flags(self, checked))
+            budget=budgets.fitted_budget(
+                self, checked, y, budget, flags(self, checked)
+            ),
+            model=self.model or checked.model,
         )
 
     def fit_unfamiliar(
@@ -335,7 +344,8 @@ class Decider:
         """
         checked, y = self.read_labelled(scores, targets, logits)
         return self.replace(
-            unfamiliar=fitted_unfamiliar(self, checked, y, false_alarm, score)
+            unfamiliar=fitted_unfamiliar(self, checked, y, false_alarm, score),
+            model=self.model or checked.model,
         )
 
     @property
@@ -581,9 +591,11 @@ class Decider:
         """
         return wording.left_open(self, scores)
 
-    def read(self, scores: Any, logits: bool = False) -> Scores:
+    def read(
+        self, scores: Any, logits: bool = False, *, any_model: bool = False
+    ) -> Scores:
         """Checked scores of any source, with one column per class in the order of the
-        utility.
+        utility; those of another model raise, unless they may be of `any_model`.
         """
         known, own = self.utility.classes, isinstance(scores, Predictions)
         checked = (
@@ -594,6 +606,9 @@ class Decider:
             for value in (self.fitted, self.train_prior, self.target_prior)
         )
         expect(not (checked.corrected and changes), wording.CORRECTED_TWICE)
+        file = scores.file if isinstance(scores, Predictions) else ""
+        if not any_model:
+            wording.check_model(self, checked, file)
         given, particles = (
             0 if self.weights is None else len(self.weights),
             len(checked.values),
@@ -605,11 +620,16 @@ class Decider:
         return checked
 
     def read_labelled(
-        self, scores: Any, targets: ArrayLike | None, logits: bool = False
+        self,
+        scores: Any,
+        targets: ArrayLike | None,
+        logits: bool = False,
+        *,
+        any_model: bool = False,
     ) -> tuple[Scores, Indices]:
         """Scores and labels in the class order of the utility."""
         checked, y = (
-            self.read(scores, logits),
+            self.read(scores, logits, any_model=any_model),
             targets_of(scores, targets, self.utility.classes),
         )
         expect(

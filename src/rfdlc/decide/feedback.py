@@ -28,6 +28,7 @@ from rfdlc.decide.rules import corrected
 from rfdlc.decide.scores import Floats, safe_log, softmax
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import counted, expect
+from rfdlc.identity import check_same_model
 
 FOLDS, FEWEST = 5, 50  # labels below which nothing is advised
 TINY = 1e-300
@@ -330,6 +331,8 @@ def on_top(old: Decider, new: Decider) -> tuple[float, Floats]:
         If the calibrators differ by more than a temperature and biases, or the deciders
         combine particles differently or have other thresholds for unfamiliar input.
     """
+    fix = "recalibrate the decider that is served, or serve its model again"
+    check_same_model("this decider", new.model, "the one served", old.model, fix)
     (W, b, power), (W_new, b_new, power_new) = _affine(old), _affine(new)
     same = (
         old.combine == new.combine

@@ -2,6 +2,7 @@
 without pickle.
 """
 
+import copy
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -33,8 +34,8 @@ from rfdlc.decide.scores import (
     check_left_out,
     class_columns,
     column_order,
-    correction,
     is_index,
+    told_by,
 )
 from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.files import (
@@ -60,6 +61,7 @@ KEYS = {
     "unfamiliarity": ("unfamiliarity",),
     "groups": ("groups",),
     "corrected": ("corrected",),
+    "model": ("rfdlc_model",),
 }
 NUMBERED = (
     "; text is the name of a class, and a number in it is no position among the"
@@ -99,6 +101,9 @@ class Predictions:
         Whether the probabilities are calibrated and corrected already: a Decider that
         would do so again refuses them. Text, as in tables of `rfdlc predict`, says for
         which class prior.
+    model : str, optional
+        The name of the model that scored the samples, as files of `rfdlc predict` have
+        it: a Decider of another model refuses them.
 
     Raises
     ------
@@ -126,6 +131,7 @@ class Predictions:
         unfamiliarity: ArrayLike | None = None,
         groups: ArrayLike | None = None,
         corrected: bool | str = False,
+        model: str = "",
     ) -> None:
         one = (logits is None) != (probabilities is None)
         expect(
@@ -172,6 +178,7 @@ class Predictions:
             None if groups is None else as_groups(groups, len(self))
         )
         self.columns: dict[str, ArrayLike] = {}  # of a table, beside the classes
+        self.file = ""  # that they were read from
         self.left_out = 0  # samples of the file without a label, or of an unknown class
         own: dict[str, Any] = {
             "ids": self.ids,
@@ -179,7 +186,10 @@ class Predictions:
             "groups": self.groups,
         }
         self.scores = replace(
-            self.scores, corrected=corrected or self.scores.corrected, **own
+            self.scores,
+            corrected=corrected or self.scores.corrected,
+            model=model or self.scores.model,
+            **own,
         )
 
     def __len__(self) -> int:
@@ -220,12 +230,21 @@ class Predictions:
             )
         known = {"targets": targets, "ids": self.ids, "uncertainty": self.uncertainty}
         known |= {"unfamiliarity": self.unfamiliarity, "groups": self.groups}
-        return Predictions(
+        reordered = Predictions(
             **{self._kind: values},
             **known,
             classes=classes,
             corrected=self.scores.corrected,
+            model=self.scores.model,
         )
+        reordered.file = self.file
+        return reordered
+
+    def of(self, model: str) -> "Predictions":
+        """The same predictions, marked as those of the model of this name."""
+        marked = copy.copy(self)
+        marked.scores = replace(self.scores, model=model)
+        return marked
 
     def take(self, rows: Indices) -> "Predictions":
         """The samples at these positions, with all that is known of them."""
@@ -243,8 +262,10 @@ class Predictions:
         known |= {
             "classes": self.classes if self.named else None,
             "corrected": self.scores.corrected,
+            "model": self.scores.model,
         }
         taken = Predictions(**known | {self._kind: self.scores.values[:, rows]})
+        taken.file = self.file
         taken.columns |= {
             name: as_array(values)[rows] for name, values in self.columns.items()
         }
@@ -269,6 +290,7 @@ class Predictions:
             "corrected": (
                 np.array(self.scores.corrected) if self.scores.corrected else None
             ),
+            "rfdlc_model": (np.array(self.scores.model) if self.scores.model else None),
         }
         with open(path, "wb") as file:
             np.savez(
@@ -341,6 +363,7 @@ class Predictions:
             raise InputError(
                 f"{'' if told.startswith(f'{path}') else f'{path}: '}{told}{names}"
             ) from None
+        loaded.file = str(path)
         return loaded
 
 
@@ -549,12 +572,10 @@ def _from_table(
     if labels is not None and not all(found["target"]):
         del known["targets"]
     known["groups"] = found.get(GROUP) if KIND in file.names else None
+    corrected, model = told_by(found.get(KIND, ()))
     try:
         loaded = Predictions(
-            **{kind: values},
-            **known,
-            classes=classes,
-            corrected=correction(found.get(KIND, ())),
+            **{kind: values}, **known, classes=classes, corrected=corrected, model=model
         )
     except InputError as error:
         raise InputError(
@@ -637,6 +658,7 @@ def _from_npz(
         f"'corrected' has {corrected.size} values: expected one, for all samples",
     )
     arrays["corrected"] = corrected.item()
+    arrays["model"] = str(arrays.get("model", ""))
     own = _classes_in(names, found.get("counts"))
     if (
         own is not None

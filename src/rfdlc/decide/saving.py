@@ -48,6 +48,7 @@ def as_table(decider: "Decider") -> dict[str, Any]:
             name: None if part is None else part.to_dict()
             for name, part in parts.items()
         },
+        "model": decider.model,
         "fitted": {"name": fitted.name} | fitted.to_dict() if fitted else None,
         "calibrated_on": {
             kind: [f"{h:x}" for h in each.tolist()]
@@ -82,6 +83,7 @@ def parameters_of(table: dict[str, Any]) -> dict[str, Any]:
     }
     parameters = {name: table[name] for name in SAVED}
     parameters["sets"] = table["sets"]
+    parameters["model"] = table["model"]
     for name, kind in (("budget", Budget), ("unfamiliar", Unfamiliar)):
         parameters[name] = None if table[name] is None else kind(**table[name])
     return parameters | {

@@ -29,6 +29,7 @@ KIND, CORRECTED, RAW = (
     "corrected",
     "raw",
 )  # a column that says what the probabilities are
+BY_MODEL = " by model "  # in that column, before the name of the model that scored
 GROUP = (  # after that column: what samples belong to, if a run was trained with groups
     "group"
 )
@@ -47,6 +48,9 @@ ROUNDED, MOST_LOST = (
     (2, 3, 4),
     0.5,
 )  # decimals of rounded probabilities, and the most that is explained by it
+# decimal digits of agreement between sums of rows and 1, over all rows, that are no
+# chance; and those that one row can have, as it is stored in 32 or 64 bits
+PROOF, SINGLE_DIGITS, DOUBLE_DIGITS = 12.0, 6.0, 12.0
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
 # nats by which logits of a row differ at most: no probability in 64 bits is much
 # smaller than 1e-300
@@ -58,6 +62,13 @@ CONSECUTIVE = 16  # samples whose scores together are not equal by chance
 CHUNK_ELEMENTS = 1 << 18  # work in chunks that stay in the processor's cache
 # with thousands of classes, fewer rows would read the whole utility for a small product
 CHUNK_ROWS = 512
+
+
+PROBABILITIES = (
+    "these are probabilities, not logits: every row lies between 0 and 1 and sums to 1;"
+    " leave logits out (--logits; logits=True), or call the array of an .npz file"
+    " 'probabilities'"
+)
 
 
 class CorrectedProbabilities(np.ndarray[Any, np.dtype[Any]]):
@@ -92,6 +103,7 @@ class Scores:
         None  # (N,) samples with the same number belong together: of a patient, a site
     )
     names: Sequence[str] = ()  # of the classes, for messages
+    model: str = ""  # the name of the model that scored, where it is known
 
     def __len__(self) -> int:
         return int(self.values.shape[1])
@@ -105,9 +117,7 @@ class Scores:
         for start in track(range(0, samples, rows), "Reading scores"):
             yield (
                 slice(start, start + rows),
-                _checked(
-                    self.values[:, start : start + rows], start, self.logits, self.names
-                ),
+                self._checked_chunk(start, rows),
             )
 
     def only(self, rows: NDArray[Any]) -> "Scores":
@@ -116,6 +126,13 @@ class Scores:
         kept = {name: getattr(self, name) for name in columns}
         kept = {name: own[rows] for name, own in kept.items() if own is not None}
         return replace(self, values=self.values[:, rows], **kept)
+
+    def _checked_chunk(self, start: int, rows: int) -> Floats:
+        piece = self.values[:, start : start + rows]
+        # A model of ours says which of both its scores are.
+        if self.logits and not self.model and are_probabilities(piece):
+            raise InputError(PROBABILITIES)
+        return _checked(piece, start, self.logits, self.names)
 
     def checked(self) -> "Scores":
         """The same scores, with all values checked; rounded rows are divided by their
@@ -202,7 +219,7 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
         " to treat them as the output of a new model)",
     )
     check_no_path(given)
-    corrected, ids = "", None
+    corrected, model, ids = "", "", None
     if hasattr(given, "columns"):
         names = list(given.columns)
         texts = [str(name) for name in names]
@@ -223,7 +240,7 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
                 targets,
                 GIVEN,
             )
-        corrected = correction(given[KIND] if KIND in names else ())
+        corrected, model = told_by(given[KIND] if KIND in names else ())
         ids = (
             np.asarray(given["id"]).astype(str)
             if "id" in names and "id" not in classes.names
@@ -246,7 +263,7 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
         f" ({listing(classes.names, 4)})"
     )
     expect(fits, f"{own}: expected one column per class")
-    return Scores(values, logits, corrected, ids, names=classes.names)
+    return Scores(values, logits, corrected, ids, names=classes.names, model=model)
 
 
 def check_no_path(given: Any) -> None:
@@ -257,11 +274,23 @@ def check_no_path(given: Any) -> None:
         )
 
 
-def correction(cells: Iterable[Any]) -> str:
-    """What the column `rfdlc_scores` says of corrected probabilities; nothing of raw
-    ones.
+def told_by(cells: Iterable[Any]) -> tuple[str, str]:
+    """What the column `rfdlc_scores` says of corrected probabilities, nothing of raw
+    ones; and the name of the model that scored.
+
+    >>> told_by(["raw by model 0123456789abcdef"])
+    ('', '0123456789abcdef')
     """
-    return next((text for text in map(str, cells) if text.startswith(CORRECTED)), "")
+    texts = sorted(
+        {text for text in map(str, cells) if text.startswith((CORRECTED, RAW))}
+    )
+    expect(
+        len(texts) < 2,
+        f"the column {KIND} says {listing(map(repr, texts), 3)}: scores of different"
+        " models, priors or kinds are not decided together: give each alone",
+    )
+    words, _, model = "".join(texts).partition(BY_MODEL)
+    return (words if words.startswith(CORRECTED) else ""), model
 
 
 def class_columns(columns: Sequence[str]) -> list[str]:
@@ -496,6 +525,25 @@ def _checked(piece: Floats, start: int, logits: bool, names: Sequence[str]) -> F
     return np.asarray(
         piece / np.where(off > SUM_TOLERANCE, total, total.dtype.type(1))[..., None]
     )
+
+
+def are_probabilities(piece: Floats) -> bool:
+    """Whether scores (M, n, C) that are given as logits are probabilities: no row has a
+    value outside of [0, 1], and all sum to 1.
+
+    Logits do that by chance alone. A row proves the more, the nearer its sum is to 1;
+    equal rows prove it once.
+    """
+    if piece.shape[2] < 2 or not (piece >= 0).all():
+        return False
+    off = np.abs(piece.sum(axis=2, dtype=np.float64) - 1).max()
+    if not off <= SUM_TOLERANCE:
+        return False
+    most = SINGLE_DIGITS if piece.dtype == np.float32 else DOUBLE_DIGITS
+    digits = min(most, -np.log10(max(off, 1e-300)))
+    enough = int(np.ceil(PROOF / digits))
+    rows = piece.reshape(-1, piece.shape[2])
+    return len(np.unique(rows[: max(CHUNK_ROWS, enough)], axis=0)) >= enough
 
 
 def _rounding(piece: Floats, total: Floats) -> Floats | float:

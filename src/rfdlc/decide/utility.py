@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -25,6 +26,20 @@ SIMILAR, MOST_COMPARED = (
     0.8,
     20,
 )  # similarity of names that suggests a misspelling; actions that are compared
+
+# What the words of a corner cell, or of the axes of a data frame, are about.
+TRUE_WORDS = {"true", "truth", "actual", "real", "gold", "reality"}
+CLASS_WORDS = {"class", "classes", "label", "labels", "target", "targets", "y"}
+ACTION_WORDS = {"decided", "decision", "decisions", "decide", "action", "actions"}
+ACTION_WORDS |= {"predicted", "prediction", "predictions", "pred", "chosen", "taken"}
+ACTION_WORDS |= {"answer", "answers", "answered", "recommended", "assigned"}
+# Between the word of the rows and that of the columns.
+BETWEEN = re.compile(r"[\\/|×→,;:]|->|\b(?:x|by|vs|versus)\b")
+CORNER = (
+    "expected true where each line is a true class (then columns are actions), decided"
+    " where each line is an action (then columns are true classes), both as in"
+    " `true x decided`, or an empty cell, which is read as true"
+)
 
 
 class Utility:
@@ -67,8 +82,12 @@ class Utility:
         actions: Sequence[str] | None = None,
     ) -> None:
         if hasattr(matrix, "columns") and hasattr(matrix, "index"):
-            classes = _frame_names(matrix.index, classes, "rows")
-            actions = _frame_names(matrix.columns, actions, "columns")
+            frame: Any = matrix
+            if rows_are_actions(str(frame.index.name), str(frame.columns.name)):
+                frame = frame.T
+            classes = _frame_names(frame.index, classes, "rows")
+            actions = _frame_names(frame.columns, actions, "columns")
+            matrix = frame
         values = _as_matrix(matrix)
         self.classes = as_classes(len(values) if classes is None else classes)
         count, columns = len(self.classes), values.shape[1]
@@ -327,17 +346,22 @@ class Utility:
         start of each further line.
 
         Rows and columns are matched by name, never by position, and brought into the
-        order of `classes` if given.
+        order of `classes` if given. The corner cell says what the lines are: of a table
+        with `decided` there, or `decided x true`, lines are actions and columns are
+        true classes.
         """
         file = CsvFile(Path(path))
         try:
             matrix, names, actions = _read_matrix(file)
+            corner = file.names[0]
             if classes is not None:
-                bare = file.names[0] in classes.names and not {*names} & {
-                    *classes.names
-                }
+                bare = corner in classes.names and not {*names} & {*classes.names}
                 fix = "begin each line with its class, and the first with an empty cell"
                 expect(not bare, f"lines have no true class: {fix}")
+            if rows_are_actions(*_axes_of(corner)):
+                matrix = [list(column) for column in zip(*matrix, strict=True)]
+                names, actions = actions, names
+            if classes is not None:
                 absent = [repr(name) for name in classes.names if name not in names]
                 one = f"has no row for {listing(absent)}: expected one per class"
                 expect(not absent or {*names} - {*classes.names}, one)
@@ -488,6 +512,53 @@ class Utility:
                 ),
             ]
         )
+
+
+def _axes_of(corner: str) -> tuple[str, str]:
+    """What a corner cell says of the lines and of the columns.
+
+    >>> _axes_of("decided x true")
+    ('decided', 'true')
+    """
+    parts = BETWEEN.split(corner.lower()) if corner.strip() else []
+    parts = [part.strip() for part in parts]
+    expect(
+        len(parts) <= 2 and all(map(_axis, parts)),
+        f"the corner cell {corner!r} does not say what lines and columns are: {CORNER};"
+        " each line begins with its true class, or with its action",
+    )
+    rows, columns = [*parts, "", ""][:2]
+    return rows, columns
+
+
+def rows_are_actions(rows: str, columns: str = "") -> bool:
+    """Whether lines are actions and columns true classes, as the names of the two axes
+    say.
+
+    >>> rows_are_actions("true", "action"), rows_are_actions("decided")
+    (False, True)
+    """
+    meant_by_rows = _axis(rows)
+    meant_by_columns = _axis(columns)
+    expect(
+        not meant_by_rows or meant_by_rows != meant_by_columns,
+        f"{rows!r} and {columns!r} both name the {meant_by_rows} classes: {CORNER}",
+    )
+    if meant_by_rows:
+        return meant_by_rows == "decided"
+    return meant_by_columns == "true"
+
+
+def _axis(name: str) -> str:
+    """`true` or `decided`, whichever the words are about; nothing of other words."""
+    words = set(re.findall(r"[^\W\d_]+", name.lower()))
+    if words & ACTION_WORDS and words & TRUE_WORDS:
+        raise InputError(f"{name!r} names true classes and actions at once: {CORNER}")
+    if words & ACTION_WORDS:
+        return "decided"
+    if words & (TRUE_WORDS | CLASS_WORDS):
+        return "true"
+    return ""
 
 
 def _places(names: Sequence[str], among: Sequence[str]) -> Indices:

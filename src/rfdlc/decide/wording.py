@@ -14,6 +14,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import in_words, is_uniform
 from rfdlc.decide.scores import CORRECTED, Floats, Scores, safe_log, softmax
 from rfdlc.errors import listing
+from rfdlc.identity import check_same_model
 
 if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
@@ -53,6 +54,10 @@ CORRECTED_TWICE = (
     "these probabilities are calibrated and corrected already (their column"
     " rfdlc_scores says so), and a second time would distort them: decide them without"
     " --decider, --calibrate and priors, or write raw ones (rfdlc predict --raw)"
+)
+OTHER_MODEL = (
+    "decide them by the decider of the model that scored them (decider.json of its run"
+    " folder), or fit one to its held-out predictions (--calibrate FILE; Decider.fit)"
 )
 NOT_A_UTILITY = (
     "utility is a {}: expected a Utility, such as Utility.read_csv(file) or"
@@ -117,6 +122,18 @@ ABSENT = (
     " that of the model; hold out samples of it, or give its share (train_prior;"
     " estimator_prior of a UtilityClassifier)"
 )
+
+
+def check_model(decider: "Decider", scores: Scores, file: str) -> None:
+    """Raise for scores of another model than the decider's; warn where scores of a
+    file, or the decider that was fitted for them, do not say of which they are.
+    """
+    fitted = decider.model or decider.fitted is not None
+    if not fitted or not (file or (decider.model and scores.model)):
+        return
+    check_same_model(
+        f"{file or 'scores'}", scores.model, "the decider", decider.model, OTHER_MODEL
+    )
 
 
 def decided_for(decider: "Decider") -> str:

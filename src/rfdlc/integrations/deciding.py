@@ -39,6 +39,7 @@ from rfdlc.decide.sets import PredictionSets, set_texts
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.files import locked, parse_json
+from rfdlc.identity import check_same_model
 from rfdlc.integrations.parts import ranks
 from rfdlc.progress import live
 from rfdlc.table_writing import open_writer
@@ -209,7 +210,13 @@ def chosen_decider(
         " decider.replace(utility=...) alone",
     )
     changes: dict[str, Any] = {} if prior is None else {"target_prior": prior}
-    return decider or own.replace(utility=utility, **changes)
+    if decider is None:
+        return own.replace(utility=utility, **changes)
+    if decider.model or decider.fitted is not None:
+        what = "the decider that was given"
+        fix = "give the decider of this model, or one that was fitted to it"
+        check_same_model(what, decider.model, "the model", own.model, fix)
+    return decider
 
 
 def decide_lake(
@@ -262,6 +269,7 @@ def decide_lake(
         f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}",
     )
     check_first_rows(lake, decider.utility.classes, "the utility")
+    check_model_of(lake, decider)
     table = DecideTable(decider, copied, logits)
     job = {"decider": decider.to_dict(), "columns": table.keep, "logits": logits}
     result = Result(str(out), json.loads(json.dumps(job)))
@@ -281,7 +289,7 @@ def decide_lake(
             skipped[unit.file] = str(error)
             return None
 
-    with result.opened(lake.units, shared=world_size > 1) as known:
+    with result.opened(lake, shared=world_size > 1) as known:
         # Decisions without some rows are complete only for who leaves them out.
         done = {
             name: own
@@ -310,6 +318,14 @@ def decide_lake(
     return LakeDecisions(
         str(out), *given, sorted(left_out, key=lambda own: str(own["file"]))
     )
+
+
+def check_model_of(lake: Lake, decider: Decider) -> None:
+    """Warn where tables do not say of which model their scores are, but the decider
+    does; where they do, each batch is compared.
+    """
+    if decider.model and KIND not in lake.names:
+        check_same_model(lake.source, "", "the decider", decider.model, "")
 
 
 def lake_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEstimate:
@@ -348,9 +364,17 @@ def lake_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEs
         np.concatenate([each.values for each in scores], axis=1),
         any(e.corrected for e in scores),
     )
+    models = {e.model for e in scores}
+    expect(
+        len(models) == 1,
+        f"{lake.source}: holds scores of {len(models)} models: decide those of each"
+        " alone",
+    )
     kind = "logits" if logits else "probabilities"
     return decider.estimate_prior(
-        Predictions(**{kind: values}, classes=classes, corrected=corrected)
+        Predictions(
+            **{kind: values}, classes=classes, corrected=corrected, model=models.pop()
+        )
     )
 
 
@@ -419,6 +443,7 @@ def _decide(
         0,
     )
     broken = list[BrokenRows]()
+    version = lake.version(unit)
 
     def task(batch: Any) -> dict[str, Any]:
         return table.columns(batch, unit.file)
@@ -454,7 +479,7 @@ def _decide(
         if broken and not samples:
             raise BrokenFile(str(broken[0]))
         known = {
-            "version": unit.version,
+            "version": version,
             "samples": samples,
             "actions": counts.tolist(),
             "value": total,
@@ -479,12 +504,13 @@ class Result:
         self.system, self.path = filesystem(out)
 
     @contextmanager
-    def opened(self, units: Sequence[Unit], shared: bool) -> Iterator[dict[str, Any]]:
+    def opened(self, lake: Lake, shared: bool) -> Iterator[dict[str, Any]]:
         """Begin or continue; gives what is known of the units that are done. Others do
         not write meanwhile.
         """
         from pyarrow.fs import FileType
 
+        units = lake.units
         local = self.system.type_name == "local"
         with ExitStack() as stack:
             try:
@@ -539,11 +565,13 @@ class Result:
                     self.system.delete_file(info.path)
             with self.replacing(JOB) as stream:
                 stream.write(json.dumps(self.job, ensure_ascii=False).encode())
+            with ThreadPoolExecutor(cores()) as pool:
+                now = list(pool.map(lambda name: lake.version(names[name]), there))
             known = {name: self._known(name) for name in there}
             yield {
-                name: own
-                for name, own in known.items()
-                if own.get("version") == names[name].version
+                name: known[name]
+                for name, version in zip(there, now, strict=True)
+                if known[name].get("version") == version
             }
 
     @contextmanager

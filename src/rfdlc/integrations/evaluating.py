@@ -19,7 +19,7 @@ from rfdlc.decide.outcomes import UNCERTAINTIES, observe
 from rfdlc.decide.predictions import encode_targets
 from rfdlc.decide.scores import KIND
 from rfdlc.errors import choose, expect, listing
-from rfdlc.integrations.deciding import Report, in_threads
+from rfdlc.integrations.deciding import Report, check_model_of, in_threads
 from rfdlc.progress import live
 
 TARGET = "target"
@@ -72,6 +72,7 @@ def evaluate_lake(
         (classes.members(a), decider.utility.deciding(b)) for a, b in as_pairs(groups)
     ]  # raises before long work
     check_first_rows(lake, classes, "the utility")
+    check_model_of(lake, decider)
     others = [
         name
         for name in (TARGET, KIND)

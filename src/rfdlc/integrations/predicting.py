@@ -26,6 +26,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorEstimate, PriorLike
 from rfdlc.decide.rules import EXPECTED_UTILITY, OVER_BUDGET, UNFAMILIAR, largest
 from rfdlc.decide.scores import (
+    BY_MODEL,
     CORRECTED,
     DECIDED,
     DETAILS,
@@ -348,6 +349,8 @@ class Table:
         self.said = (
             RAW if raw else CORRECTED + decider.decided_for.removeprefix("decided")
         )
+        if model.identity:
+            self.said += f"{BY_MODEL}{model.identity}"
         plain = dict.fromkeys(
             ("fitted", "train_prior", "target_prior", "sets", "budget")
         )
@@ -410,7 +413,9 @@ class Table:
                 None if prior is None else [float(f"{share:.4g}") for share in prior]
             )
         }
-        known["utility"] = decider.utility.to_dict()
+        table = decider.to_dict()
+        for name in ("utility", "fitted", "combine", "weights", "rule"):
+            known[name] = table[name]
         for name in ("sets", "budget", "unfamiliar"):
             own = getattr(decider, name)
             known[name] = None if own is None else own.to_dict()

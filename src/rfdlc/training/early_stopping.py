@@ -14,7 +14,7 @@ from rfdlc.errors import expect
 from rfdlc.progress import announce
 from rfdlc.training.config import SAFETY, TABULAR
 from rfdlc.training.methods import Stage
-from rfdlc.training.run import Run, checksummed, read_weights
+from rfdlc.training.run import Run
 from rfdlc.training.trial_plan import TUNING
 
 BEST = "best.safetensors"
@@ -48,7 +48,7 @@ def keep_best(run: Run, net: nn.Module) -> None:
     """Write the weights of the epoch with the lowest held-out loss so far."""
     losses = _losses(run, run.phase) if run.config.patience else []
     if losses and min(losses)[1] == run.epoch:
-        run.write(BEST, checksummed(net.state_dict()))
+        run.write(BEST, run.bound(net.state_dict()))
 
 
 def restore_best(run: Run, net: nn.Module) -> None:
@@ -56,7 +56,7 @@ def restore_best(run: Run, net: nn.Module) -> None:
     they are.
     """
     if run.config.patience and not run.refits:
-        net.load_state_dict(read_weights(run.path / BEST)[0])
+        net.load_state_dict(run.weights(BEST))
         early = (
             f"stopped    after epoch {run.epoch} of {run.epochs}; kept are the"
             " weights of"

@@ -35,6 +35,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
+from rfdlc.identity import check_same_model
 from rfdlc.training import hub
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
@@ -59,7 +60,7 @@ from rfdlc.training.networks.pretrained import (
     starting_point,
     timm_backbone,
 )
-from rfdlc.training.run import Run, checksummed
+from rfdlc.training.run import MODEL, Run
 
 OwnBackbone = Callable[[], nn.Module] | nn.Module
 
@@ -123,6 +124,12 @@ class Model:
         found = (
             Decider.load(saved).replace(classes=run.classes) if saved.exists() else None
         )
+        self.identity = run.model  # the name that its predictions and decider have
+        if found is not None and self.identity:
+            weights = str(run.path / MODEL)
+            fix = "restore the file that belongs to the weights, or train the run again"
+            check_same_model(str(saved), found.model, weights, self.identity, fix)
+            found = found.replace(model=self.identity)
         self.decider = found or new_decider(run.method_name, run.config, run.classes)
         done = (
             run.path / "model.safetensors"
@@ -217,7 +224,10 @@ class Model:
 
     def _save(self, folder: Path, name: str) -> Path:
         hub.copy_model(self.path, folder)
-        self.decider.save(folder / "decider.json")
+        fix = "save a decider that was fitted to this model"
+        own = self.decider.model or self.identity
+        check_same_model("the decider", own, "the model", self.identity, fix)
+        self.decider.replace(model=self.identity).save(folder / "decider.json")
         card = folder / "README.md"
         if not card.exists():
             card.write_text(
@@ -364,6 +374,7 @@ class Model:
         logits = np.concatenate(
             [predictions.scores.values for predictions in found], axis=1
         )
+        known["model"] = self.identity
         return Predictions(logits=logits, classes=self.classes, **known)
 
     def predict_split(
@@ -392,6 +403,7 @@ class Model:
         return Predictions(
             logits=logits[0].numpy(),
             uncertainty=None if unsure is None else unsure[0].numpy(),
+            model=self.identity,
             **known,
         )
 
@@ -414,7 +426,7 @@ class Model:
         features, first = np.split(found.double().numpy(), [particles * width], axis=1)
         features = features.reshape(-1, particles, width).swapaxes(0, 1)
         self.familiarity = Familiarity.fit(features, first, some.labels).to(self.device)
-        run.write(FILE, checksummed(self.familiarity.state_dict()))
+        run.write(FILE, run.bound(self.familiarity.state_dict()))
 
     def decide(
         self, inputs: Any, utility: Utility | None = None, **where: Any

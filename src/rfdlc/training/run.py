@@ -43,7 +43,8 @@ from rfdlc.data.dataset import Dataset, Normalisation, by_reason
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
-from rfdlc.errors import InputError, expect
+from rfdlc.decide.predictions import Predictions
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import (
     as_csv,
     check_version,
@@ -53,6 +54,7 @@ from rfdlc.files import (
     replace_durably,
     runs_inside,
 )
+from rfdlc.identity import digest_of_table, model_name
 from rfdlc.imports import recorded
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import Method, find_method
@@ -64,7 +66,23 @@ VERSION = 3  # another number for whatever changes what the folder says
 HASHED = 4096  # samples at a time
 PREFIXES = "net.", "state."  # of the tensors of a checkpoint
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-CHECKSUM = "sha256"  # in the metadata of files of weights
+# One entry of the metadata of files of weights, as the order of several is random;
+# in it the checksum, and what the weights belong to
+KNOWN, CHECKSUM = "rfdlc", "sha256"
+CLASSES, CONFIGURATION = "classes", "configuration"
+MODEL, DECIDER, HELD_OUT = "model.safetensors", "decider.json", "held-out.npz"
+MAY_CHANGE = (
+    "device",
+    "workers",
+    "compile",
+    "execution",
+    "parallel",
+    "log",
+)  # between the calls that train a run
+# When files are written, on which nothing else depends
+WHEN = ("keep", "checkpoint_every", "evaluate_every")
+# What may change where data or a run folder are moved: no model depends on it
+PLACE = ("source", "root", "options", "name", "notes")
 
 Rows = list[dict[str, Any]]
 
@@ -253,6 +271,85 @@ class Run:
         return Classes.from_json(self.read_json("classes.json"))
 
     @property
+    def configuration(self) -> str:
+        """A digest of what a model depends on beside its weights and its classes:
+        method, settings and data, wherever these are.
+        """
+        settings = self.metadata["settings"] | self.chosen
+        data = dict(self.metadata["data"])
+        for name in (*MAY_CHANGE, *WHEN):
+            settings.pop(name, None)
+        for name in PLACE:
+            data.pop(name, None)
+        return digest_of_table([self.method_name, settings, data])
+
+    @property
+    def model(self) -> str:
+        """The name of the trained model; nothing where there is none yet, or where its
+        file does not say what it belongs to.
+        """
+        path = self.path / MODEL
+        if not path.exists():
+            return ""
+        with _readable(path, "a file of weights"):
+            with safe_open(path, framework="pt") as file:
+                metadata = _metadata(file)
+            if not {CHECKSUM, CLASSES, CONFIGURATION} <= set(metadata):
+                return ""
+            names = parse_json(metadata[CLASSES])
+            return model_name(metadata[CHECKSUM], names, metadata[CONFIGURATION])
+
+    def bound(self, tensors: Mapping[str, Tensor], **known: str) -> bytes:
+        """A safetensors file that says which classes, in which order, and which
+        configuration its tensors belong to.
+        """
+        names = json.dumps(list(self.classes.names))
+        belongs = {CLASSES: names, CONFIGURATION: self.configuration}
+        return checksummed(tensors, {**known, **belongs})
+
+    def check_bound(self, path: Path, metadata: Mapping[str, str]) -> None:
+        """Raise for a file of other classes or of another configuration than this
+        folder; warn where it does not say of which it is.
+        """
+        if CLASSES not in metadata or CONFIGURATION not in metadata:
+            warnings.warn(
+                f"{path} does not say to which classes and configuration its weights"
+                f" belong: that they are those of {self.path} is taken on trust",
+                stacklevel=3,
+            )
+            return
+        names = [str(name) for name in parse_json(metadata[CLASSES])]
+        known = list(self.classes.names)
+        how = "in another order" if sorted(names) == sorted(known) else "other ones"
+        expect(
+            names == known,
+            f"the outputs of {path} are the classes {listing(names)}, but"
+            f" {self.path}/classes.json has {how}: {listing(known)}; restore the file"
+            " that belongs to the weights",
+        )
+        expect(
+            metadata[CONFIGURATION] == self.configuration,
+            f"{path} is of a run with other settings or data than"
+            f" {self.path}/config.json: restore the file that belongs to this run; to"
+            " train on with other settings, fork it (`rfdlc fork`)",
+        )
+
+    def write_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write the trained weights, and before that into the decider and the held-out
+        predictions that they are theirs.
+        """
+        if not self.writes:
+            return
+        checksum = _checksum(plain_tensors(tensors))
+        name = model_name(checksum, self.classes.names, self.configuration)
+        if (self.path / DECIDER).exists():
+            text = json.dumps(self.read_json(DECIDER) | {"model": name})
+            self.write(DECIDER, f"{text}\n".encode())
+        if (self.path / HELD_OUT).exists():
+            self.write(HELD_OUT, Predictions.load(self.path / HELD_OUT).of(name).save)
+        self.write(MODEL, self.bound(tensors))
+
+    @property
     def spans(self) -> list[tuple[int, int]]:
         return self.method.spans(self.phase_config)
 
@@ -292,6 +389,7 @@ class Run:
             try:
                 with _readable(path, "a checkpoint"):
                     found, meta = read_weights(path)
+                    self.check_bound(path, meta)
                     net, state = (
                         {
                             k.removeprefix(p): v
@@ -313,14 +411,16 @@ class Run:
                 warnings.warn(f"{error}: continuing from {PREVIOUS}", stacklevel=2)
         return None
 
-    def weights(self, name: str = "model.safetensors") -> dict[str, Tensor]:
+    def weights(self, name: str = MODEL) -> dict[str, Tensor]:
         """The trained weights, or those of the last checkpoint while training goes on;
         or what another file holds.
         """
         path, fix = self.path / name, f"`rfdlc resume {self.path}`"
         if path.exists():
             with _readable(path, "a file of weights"):
-                return read_weights(path)[0]
+                tensors, metadata = read_weights(path)
+                self.check_bound(path, metadata)
+                return tensors
         if (found := self.checkpoint()) is None:
             raise InputError(
                 f"{self.path} has no trained weights yet: train it with {fix}"
@@ -349,8 +449,8 @@ class Run:
             "epoch": checkpoint.epoch,
             "history": checkpoint.history,
         }
-        data = checksummed(
-            named, {name: json.dumps(value) for name, value in known.items()}
+        data = self.bound(
+            named, **{name: json.dumps(value) for name, value in known.items()}
         )
         for name in filter(None, (kept_as, LAST)):
             self.write(name, data)
@@ -413,7 +513,8 @@ def checksummed(
 ) -> bytes:
     """A safetensors file whose metadata has a checksum of the tensors."""
     plain = plain_tensors(tensors)
-    return save(plain, {**(metadata or {}), CHECKSUM: _checksum(plain)})
+    known = {**(metadata or {}), CHECKSUM: _checksum(plain)}
+    return save(plain, {KNOWN: json.dumps(known)})
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -423,13 +524,21 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with safe_open(path, framework="pt") as file:
         names = file.keys()
         tensors = {name: file.get_tensor(name) for name in names}
-        meta = file.metadata() or {}
+        meta = _metadata(file)
     damaged = (
         f"{path} is damaged: its checksum is wrong; restore it from a copy, or train"
         " the run again"
     )
     expect(CHECKSUM not in meta or meta[CHECKSUM] == _checksum(tensors), damaged)
     return tensors, meta
+
+
+def _metadata(file: Any) -> dict[str, str]:
+    """What an opened safetensors file says of its tensors; those of earlier versions
+    and of others have entries of their own.
+    """
+    found: dict[str, str] = file.metadata() or {}
+    return {**parse_json(found[KNOWN])} if KNOWN in found else found
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
@@ -579,8 +688,8 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
     """The number of samples that a run is trained and calibrated on, and hashes of
     their labels and contents in order.
 
-    Of image files, names and sizes are hashed, not contents and times: a copy of the
-    folder is the same data.
+    Of image files, names and contents are hashed, not times: a copy of the folder is
+    the same data. Of many files, their contents are sampled (`digest_of_files`).
     """
     splits = [split for name, split in data.splits.items() if name != "test"]
     labels, contents = hashlib.sha256(), hashlib.sha256()
@@ -590,7 +699,7 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
             contents.update(
                 b"".join(part.tobytes() for part in split.inputs.names.packed)
             )
-            contents.update(np.array(split.inputs.sizes()).tobytes())
+            contents.update(split.inputs.content_digest(times=False).encode())
             continue
         for start in range(0, len(split), HASHED):
             contents.update(

@@ -55,19 +55,11 @@ from rfdlc.training.model import (
 from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.pretrained import PREFIX
-from rfdlc.training.run import PREVIOUS, Checkpoint, Run, checksummed, data_of
+from rfdlc.training.run import MAY_CHANGE, PREVIOUS, Checkpoint, Run, data_of
 from rfdlc.training.sinks import Write, check_sinks, open_sinks, step_of
 from rfdlc.training.step import check_sharding
 from rfdlc.training.tabular import check_table, fit_table, table_plan
 
-MAY_CHANGE = (
-    "device",
-    "workers",
-    "compile",
-    "execution",
-    "parallel",
-    "log",
-)  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = (
     30.0  # an epoch may take a tenth of a second: writing after each would slow it down
 )
@@ -395,7 +387,7 @@ class Trainer:
 
     def _finish(self, run: Run, net: ParticleNet | Mixture, write: Write) -> Model:
         """Write the trained networks, and score them."""
-        run.write("model.safetensors", checksummed(net.state_dict()))
+        run.write_model(net.state_dict())
         if run.writes:
             for name in (PREVIOUS, BEST):
                 (run.path / name).unlink(missing_ok=True)

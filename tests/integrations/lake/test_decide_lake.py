@@ -619,3 +619,19 @@ def test_a_name_that_is_not_utf8_is_told(lake, tmp_path):
     (lake / os.fsdecode(b"\xff.txt")).touch()
     with pytest.raises(InputError, match=r"whose name is not UTF-8 .*: rename it"):
         decide_lake(lake, tmp_path / "out", deciders()["plain"])
+
+
+def test_a_file_that_changes_behind_its_time_is_decided_again(tmp_path):
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "in" / "a.csv"
+    file.write_text("id,cat,dog\n1,0.9,0.1\n2,0.8,0.2\n")
+    decider = Decider(Utility.one_hot(["cat", "dog"]))
+    first = decide_lake(tmp_path / "in", tmp_path / "out", decider)
+    again = decide_lake(tmp_path / "in", tmp_path / "out", decider)
+    before = file.stat()
+    file.write_text("id,cat,dog\n1,0.1,0.9\n2,0.8,0.2\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other = decide_lake(tmp_path / "in", tmp_path / "out", decider)
+    assert first.actions == again.actions == {"cat": 2, "dog": 0}
+    assert (first.before, again.before, other.before) == (0, 1, 0)
+    assert other.actions == {"cat": 1, "dog": 1}

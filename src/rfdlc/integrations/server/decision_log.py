@@ -36,6 +36,7 @@ from rfdlc.decide.rules import UNFAMILIAR
 from rfdlc.decide.scores import CORRECTED, KIND
 from rfdlc.errors import InputError, expect
 from rfdlc.files import replacing
+from rfdlc.identity import digest_of_files
 from rfdlc.integrations.server.backend import MONTH, Answer
 from rfdlc.integrations.server.metrics import Metrics
 from rfdlc.integrations.server.requests import Refusal, require
@@ -483,7 +484,7 @@ class DeciderFile:
     """A file whose decider is taken up whenever it changes."""
 
     def __init__(self, path: Path, take_up: Callable[[Decider], None]) -> None:
-        self.path, self._take_up, self._seen = path, take_up, (0, 0)
+        self.path, self._take_up, self._seen = path, take_up, ""
         if (found := self._changed()) is not None:
             take_up(found)
 
@@ -502,9 +503,10 @@ class DeciderFile:
 
     def _changed(self) -> Decider | None:
         with suppress(OSError):
-            found = self.path.stat()
-            if (found.st_mtime_ns, found.st_size) != self._seen:
-                self._seen = found.st_mtime_ns, found.st_size
+            self.path.stat()  # raises where it is not there
+            content = digest_of_files([self.path])
+            if content != self._seen:
+                self._seen = content
                 decider = Decider.load(self.path)
                 decider_version(decider)  # computed here, not between requests
                 return decider

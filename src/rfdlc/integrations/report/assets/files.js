@@ -96,6 +96,9 @@ function splitCsv(text, delimiter) {
   return rows.filter((row) => row.some((one) => one !== ""));
 }
 
+// As the library's `rows_are_actions`, by the word of the lines in the corner cell.
+const ACTION_WORDS = /(?<!\p{L})(decided|decisions?|actions?|predicted|predictions?|pred|chosen|taken|answers?)(?!\p{L})/iu;
+
 // Rows and columns are matched by name. The result is the matrix, or says what is wrong.
 function readUtility(text, problem) {
   const { delimiter, rows: found } = parseCsv(text.replace(/^\uFEFF/, ""));
@@ -108,6 +111,8 @@ function readUtility(text, problem) {
   const numbers = (line) => line.slice(1).map((cell) => cellNumber(cell, delimiter));
   const rows = new Map(lines.map((line) => [line[0].trim(), numbers(line)]));
   if (rows.has(corner)) return { problem: "it needs a first column that holds the true classes" };
+  if (ACTION_WORDS.test(corner.split(/[\\/|×→]|->|\bx\b|\bby\b|\bvs\b/)[0]))
+    return { problem: `its lines are actions (“${corner}”): give it a line per true class` };
   const missing = problem.names.find((name) => !rows.has(name.trim()));
   if (missing !== undefined) return { problem: `it has no line for the class “${missing}”` };
   if (lines.length !== problem.names.length)
