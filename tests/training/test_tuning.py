@@ -142,9 +142,7 @@ def test_interrupted_trials_continue_and_choose_the_same(tmp_path, monkeypatch):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"measured": 8.0, "seconds": [], "trainings": {"refit": True}}]
-)
+@pytest.mark.parametrize("more", [{}, {"measured": 8.0, "seconds": []}])
 def test_a_plan_is_written_as_it_was_read(more):
     """Also one whose later rungs are still to be tried."""
     tried = {
@@ -618,7 +616,7 @@ def test_a_rung_that_runs_out_of_time_is_stopped_and_left_out(tmp_path, monkeypa
     assert clock[0] == pytest.approx(0.3 * 60, abs=0.11)
     assert plan["rungs"] == []
     assert plan["seconds"] == [pytest.approx(18, abs=0.11)]  # nothing else was begun
-    assert plan["chosen"] == {"epochs": run.config.epochs, **plan.get("trainings", {})}
+    assert plan["chosen"] == {"epochs": run.config.epochs}
 
 
 def test_the_epochs_of_a_budget_are_recorded(tmp_path):

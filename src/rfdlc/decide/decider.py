@@ -178,15 +178,12 @@ class Decider:
         balanced: bool = False,
         sample_weight: ArrayLike | None = None,
         groups: ArrayLike | None = None,
-        strength: float = 1.0,
     ) -> "Decider":
         """Return a decider that is calibrated on held-out scores and labels.
 
         `balanced` gives every class the same total weight; a sample with
         `sample_weight` 2 counts as two. "auto" is chosen on `groups` (N,), such as
-        patients, that calibrators were not fitted to. `strength` is the share of the
-        correction that is applied, less than 1 if the model was trained further since.
-        Nothing is calibrated twice.
+        patients, that calibrators were not fitted to. Nothing is calibrated twice.
         """
         checked, y = self.read_labelled(scores, targets, logits)
         expect(not checked.corrected, wording.CORRECTED_TWICE)
@@ -214,11 +211,6 @@ class Decider:
             CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context)
             if self.calibration
             else None
-        )
-        fitted = (
-            fitted.weakened(strength, self.train_prior)
-            if fitted and strength != 1
-            else fitted
         )
         drawn = fitted.draws() if fitted else [NoCalibration()]
         middle, small = (

@@ -91,9 +91,7 @@ def tune(trainer: Trainer, run: Run) -> None:
         if run.config.budget:  # measuring and trials may have taken less than planned
             left = SAFETY * (run.config.budget - plan.measured - sum(plan.seconds))
             assert plan.seconds_per_epoch is not None
-            length = epochs_of_each(
-                run.config.replace(**plan.trainings), left / plan.seconds_per_epoch
-            )
+            length = epochs_of_each(run.config, left / plan.seconds_per_epoch)
             plan.epochs = max(plan.epochs, length)
         plan.chosen = choose_settings(plan)
         if "epochs" in run.given and not run.config.budget:
