@@ -122,10 +122,6 @@ def keep_to_budget(run: Run) -> bool:
     run.config = config.replace(**{name: shorter})
     plan.chosen[name] = shorter
     run.write_json(TUNING, plan.to_dict())
-    announce(
-        f"shorter    {shorter} instead of {epochs} epochs: they take longer than"
-        " measured"
-    )
     return True
 
 

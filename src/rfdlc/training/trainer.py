@@ -204,6 +204,8 @@ class Trainer:
                     _reported(stack) as (show, pressed),
                 ):
                     ended = ends_early(stack.run)  # before it was interrupted
+                    shortened = False
+                    planned_epochs = stack.run.epochs
                     given = (
                         stack.net,
                         stack.stages,
@@ -247,6 +249,11 @@ class Trainer:
                             break
                         if shortened:  # goes on as a stack of fewer epochs
                             break
+                if shortened:
+                    announce(
+                        f"shorter    {stack.run.epochs} instead of {planned_epochs}"
+                        " epochs: they take longer than measured"
+                    )
                 # a run that may end early is alone in its stack
                 for member in (
                     member

@@ -32,6 +32,9 @@ from rfdlc.training.tuning.trying import try_in_time, written_out
 CPU_BUDGET = 600.0
 LENGTHS = frozenset(("budget", "epochs", "backbone"))
 LOOKED_AT = 2.0  # seconds, to say how long a training without a budget takes
+# the share that is held out with a budget: the calibration and prices of the networks
+# that decide rest on it
+HELD_OUT = 0.2
 
 
 def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainConfig:
@@ -62,6 +65,8 @@ def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainC
     expect(not (asked and reason), f"{''.join(asked[:1])} {reason}")
     if reason:
         return config.replace(tune="off", budget=config.budget if table else 0)
+    if "budget" in given and "hold_out" not in given and data.val is None:
+        config = config.replace(hold_out=HELD_OUT)
     hours = (
         config.preset == "images"
         and config.tune == "auto"
