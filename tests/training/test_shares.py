@@ -46,7 +46,7 @@ def test_held_out_predictions_are_those_of_the_networks_that_decide(in_time):
 def test_each_share_of_new_samples_is_within_chance(in_time, images):
     """Three standard errors of as many held-out and new samples."""
     model, _ = in_time
-    pixels, labels = images
+    pixels, _ = images
     held = Predictions.load(model.path / "held-out.npz")
     new = model.predict(pixels[600:])
     utility = model.decider.utility.with_abstain(1.0)
