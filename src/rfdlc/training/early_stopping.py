@@ -104,9 +104,13 @@ def keep_to_budget(run: Run) -> bool:
     The epochs that are left are as many as the budget has time for, a quarter of them
     at least. Its rate falls in fewer epochs then.
     """
-    plan, config, epochs = run.tuning, run.config, run.epochs
+    config = run.config
+    epochs = run.epochs
     asked = config.budget and not config.patience and len(run.spans) == 1
-    if not asked or plan is None or not plan.chosen or run.epoch != epochs // 2:
+    if not asked or run.epoch != epochs // 2:
+        return False
+    plan = run.tuning
+    if plan is None or not plan.chosen:
         return False
     seconds = [row["seconds"] for row in run.history]
     spent = plan.measured + sum(plan.seconds) + sum(seconds)

@@ -65,18 +65,16 @@ def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainC
     expect(not (asked and reason), f"{''.join(asked[:1])} {reason}")
     if reason:
         return config.replace(tune="off", budget=config.budget if table else 0)
-    if "budget" in given and "hold_out" not in given and data.val is None:
-        config = config.replace(hold_out=HELD_OUT)
     hours = (
         config.preset == "images"
         and config.tune == "auto"
         and LENGTHS.isdisjoint(given)
     )
-    return (
-        config.replace(budget=CPU_BUDGET)
-        if hours and choose_device(config.device).type == "cpu"
-        else config
-    )
+    if hours and choose_device(config.device).type == "cpu":
+        config = config.replace(budget=CPU_BUDGET)
+    if config.budget and "hold_out" not in given and data.val is None:
+        config = config.replace(hold_out=HELD_OUT)
+    return config
 
 
 def tune(trainer: Trainer, run: Run) -> None:
