@@ -452,8 +452,8 @@ def among_present(predictions: Predictions, decider: rfdlc.Decider) -> dict[str,
 
 
 def calibrated(options: argparse.Namespace, stamp: dict[str, str]) -> None:
-    """Runs by each calibrator and half of it, fitted with samples that count alike, and
-    with classes that do.
+    """Runs by each calibrator, fitted with samples that count alike, and with classes
+    that do.
     """
     if options.further and options.data:
         predict_further(options)
@@ -463,12 +463,8 @@ def calibrated(options: argparse.Namespace, stamp: dict[str, str]) -> None:
         scored = Predictions.load(
             run.path / f"{'further' if options.further else 'predictions'}.npz"
         )
-        for name, (even, strength) in product(
-            CALIBRATORS, ((False, 1.0), (True, 1.0), (False, 0.5))
-        ):
-            fitted = decider.replace(calibration=name).fit(
-                held, balanced=even, strength=strength
-            )
+        for name, even in product(CALIBRATORS, (False, True)):
+            fitted = decider.replace(calibration=name).fit(held, balanced=even)
             named = {
                 "data": options.source,
                 "run": run.path.name,
@@ -477,7 +473,7 @@ def calibrated(options: argparse.Namespace, stamp: dict[str, str]) -> None:
             }
             named |= {
                 "epochs": run.config.epochs,
-                "calibration": name + ", half" * (strength < 1),
+                "calibration": name,
             }
             named["calibration"] += ", classes alike" * even
             shown = written(

@@ -651,3 +651,25 @@ def test_shares_that_chance_does_not_explain_get_a_warning(recwarn):
         match=r"% of 400 samples were handed over, where the budget \(total\) is 5%",
     ):
         warn_of_share(decider, dict(zip(utility.actions, counts, strict=True)))
+
+
+def test_a_price_is_found_with_the_calibration_that_decides():
+    """Which gave classes the same weight; those of folds would be others."""
+    rng = np.random.default_rng(0)
+    counts = np.geomspace(200, 4, 20).astype(int)
+    y = np.repeat(np.arange(20), counts)
+    z = rng.normal(size=(len(y), 20)) + np.log(counts)
+    z[np.arange(len(y)), y] += 1
+    p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    classes = Classes(tuple(map(str, range(20))), tuple(map(int, counts)))
+    decider = Decider(
+        Utility.one_hot(classes).with_abstain(1.0),
+        calibration="bias-corrected-temperature",
+        train_prior="train",
+        target_prior="uniform",
+    ).fit(p, y, balanced=True)
+    weights = 1 / (20 * counts[y])
+    for share in (0.05, 0.2):
+        limited = decider.fit_budget(p, y, budget=share)
+        handed = decider.utility.decided_class[limited.decide(p)] < 0
+        assert share - 2 * weights.max() <= weights @ handed <= share + 1e-9

@@ -159,66 +159,6 @@ def test_a_power_mends_what_a_temperature_cannot_and_keeps_the_order():
     assert error["power-temperature"] < 0.6 * error["temperature"]
 
 
-@pytest.mark.parametrize("name", sorted({*CALIBRATORS} - {"none"}))
-@pytest.mark.parametrize("strength", [0.0, 0.3, 0.5])
-def test_a_weaker_calibration_is_between_all_of_it_and_none(name, strength):
-    """The geometric mean of probabilities, row by row; the class prior that these carry
-    is a geometric mean, too.
-    """
-    prior, rng = np.array([0.6, 0.3, 0.1]), np.random.default_rng(9)
-    z, y = sample(rng, 900, prior, sharpness=2.5)
-    p, classes = (
-        softmax(z, axis=1),
-        Classes(("a", "b", "c"), tuple(map(int, 900 * prior))),
-    )
-    decider = Decider(
-        Utility.one_hot(classes),
-        calibration=name,
-        train_prior="train",
-        target_prior=None,
-    )
-    full, weak = (decider.fit(p, y, strength=own) for own in (1.0, strength))
-    if full.fitted.power != 1:
-        assert weak.fitted == full.fitted
-        return
-    both = zip(p, np.asarray(full.probabilities(p)), strict=True)
-    expected = [before ** (1 - strength) * after**strength for before, after in both]
-    found = np.asarray(weak.probabilities(p))
-    np.testing.assert_allclose(found, [row / row.sum() for row in expected], atol=1e-7)
-    if full.fitted.prior is None:
-        assert weak.fitted.prior is None
-    else:
-        mean = np.array(full.fitted.prior) ** strength * np.array(
-            decider.train_prior
-        ) ** (1 - strength)
-        np.testing.assert_allclose(weak.effective_prior, mean / mean.sum(), rtol=1e-9)
-    again = Decider.from_dict(weak.to_dict())
-    np.testing.assert_array_equal(np.asarray(again.probabilities(p)), found)
-    assert "none" in str(weak.fitted)
-
-
-def test_the_slope_is_that_of_differences_between_scores():
-    """Of W = a I with anything added to all classes alike, which changes no
-    probability, it is a.
-    """
-    rng = np.random.default_rng(0)
-    assert fitting.slope(0.7) == pytest.approx(fitting.slope(np.full(5, 0.7))) == 0.7
-    assert fitting.slope(0.7 * np.eye(5) + rng.normal(size=5)) == pytest.approx(0.7)
-    W = rng.normal(size=(4, 4))
-    centred = np.eye(4) - 0.25
-    assert fitting.slope(W) == pytest.approx(np.trace(centred @ W) / 3)
-
-
-def test_the_strength_of_a_calibration_is_a_share():
-    z, y = sample(np.random.default_rng(0), 50, np.full(3, 1 / 3))
-    for wrong in (-0.1, 1.5, np.nan):
-        with pytest.raises(InputError, match="is not a share: expected 0 to 1"):
-            Decider(Utility.one_hot(3)).fit(softmax(z, axis=1), y, strength=wrong)
-    unknown = Decider(Utility.one_hot(3), calibration="bias-corrected-temperature")
-    with pytest.raises(InputError, match="give train_prior"):
-        unknown.fit(softmax(z, axis=1), y, strength=0.5)
-
-
 def test_a_power_of_one_is_a_temperature():
     z = np.random.default_rng(7).normal(size=(5, 4))
     same = [

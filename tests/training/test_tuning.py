@@ -142,9 +142,7 @@ def test_interrupted_trials_continue_and_choose_the_same(tmp_path, monkeypatch):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"measured": 8.0, "seconds": [], "trainings": {"refit": True}}]
-)
+@pytest.mark.parametrize("more", [{}, {"measured": 8.0, "seconds": []}])
 def test_a_plan_is_written_as_it_was_read(more):
     """Also one whose later rungs are still to be tried."""
     tried = {
@@ -231,9 +229,7 @@ def test_trials_cost_at_most_the_share(tmp_path, monkeypatch, length, more):
 def test_trials_of_a_long_budget_are_at_most_their_share_of_what_is_used(
     tmp_path, monkeypatch
 ):
-    """An hour has time for 36,000 epochs of .1 s; the longest training has 400, and its
-    refit as many.
-    """
+    """An hour has time for 36,000 epochs of .1 s; the longest training has 400."""
     monkeypatch.setattr(
         planning, "_measured", lambda *given: planning.Speed(0.1, 0.25, 0.0)
     )
@@ -244,7 +240,7 @@ def test_trials_of_a_long_budget_are_at_most_their_share_of_what_is_used(
     )
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     plans = []
-    for budget in ("2m", "10m", "1h"):
+    for budget in ("55s", "10m", "1h"):
         assert (
             tuned(
                 tmp_path / budget, places(300), epochs=100, budget=budget
@@ -259,7 +255,7 @@ def test_trials_of_a_long_budget_are_at_most_their_share_of_what_is_used(
         )
         for rungs in plans
     ]
-    shares = [0.25 * epochs / (0.25 * epochs + 800) for epochs in trained]
+    shares = [0.25 * epochs / (0.25 * epochs + 400) for epochs in trained]
     assert 0.2 < shares[0] < 0.29 < shares[1] == shares[2] <= 0.3
 
 
@@ -271,19 +267,15 @@ def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
     )
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     for budget, expected in (
-        ("60s", 52),
-        ("1m", 52),
-        (2, 1),
-        (1.5, 1),
+        ("60s", 105),
+        ("1m", 105),
+        (2, 3),
         (1, 1),
         ("1h", 4 * 40),
     ):
         path = tmp_path / f"run-{budget}"
         (run,) = [tuned(path, places(200), budget=budget, tune="off")]
         assert run.config.epochs == expected
-        assert (
-            run.config.refit == run.config.warm_refit == (budget != 1)
-        )  # no time for two epochs
         assert Run(path).config.epochs == read(path)["epochs"] == expected
         assert read(path)["seconds_per_epoch"] == 0.51
 
@@ -295,9 +287,9 @@ def test_fewer_epochs_have_a_shorter_warm_up_unless_it_is_given(tmp_path, monkey
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     monkeypatch.setattr("time.perf_counter", lambda: 0.0)
     for budget, given, epochs, warmup in (
-        (4, {}, 3, 1),
-        (60, {}, 54, 5),
-        (4, {"warmup": 2}, 3, 2),
+        (2, {}, 3, 1),
+        (30, {}, 54, 5),
+        (2, {"warmup": 2}, 3, 2),
     ):
         run = tuned(
             tmp_path / f"{budget}-{len(given)}",
@@ -320,7 +312,7 @@ def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
             tuned(tmp_path / f"run-{budget}", places(200), budget=budget, tune="off")
         err = capsys.readouterr().err
         assert (
-            "too short  6 of 40 epochs; 23 s give all of them; fewer particles and a"
+            "too short  7 of 40 epochs; 23 s give all of them; fewer particles and a"
             " smaller backbone take less\n" in err
         ) == told
         assert "overrun" not in err
@@ -333,56 +325,43 @@ def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
     )
 
 
-def test_a_budget_ends_with_a_training_on_all_samples(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("more", "length", "trainings"),
+    [
+        ({}, 157, 1),
+        ({"refit": True}, 78, 2),
+        ({"refit": True, "warm_refit": True}, 78, 2),
+    ],
+)
+def test_samples_that_a_budget_holds_out_stay_held_out(
+    tmp_path, monkeypatch, more, length, trainings
+):
+    """One training of all the time, unless a refit is asked for."""
     monkeypatch.setattr(
         planning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.1 * len(runs)
     )
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     monkeypatch.setattr("time.perf_counter", lambda: 0.0)
-    warm, none = {"refit": True, "warm_refit": True, "hold_out": 0.2}, {}
-    for number, (budget, more, length, chosen) in enumerate(
-        (
-            (35, {}, 157, warm),  # 315 epochs
-            (400, {}, 160, warm),  # four times the usual 40
-            (400, {"hold_out": 0.3}, 160, none),  # the user's
-            (400, {"calibration_folds": 5}, 160, none),
-            (400, {"warm_refit": False}, 160, none),
-            (
-                35,
-                {"schedule": "step"},
-                160,
-                none,
-            ),  # restarts suit a rate that falls to 0
-        )
-    ):
-        path = tmp_path / str(number)
-        run = tuned(path, places(200), budget=budget, tune="off", **more)
-        assert read(path)["chosen"] == {"epochs": length, **chosen}
-        assert Run(path).config == run.config
-        assert run.config.trainings == (2 if chosen is warm else 1)
+    run = tuned(tmp_path / "run", places(200), budget=17.5, tune="off", **more)
+    assert run.config.trainings == trainings
+    assert run.config.epochs == length
+    assert read(tmp_path / "run")["chosen"] == {"epochs": length}
 
 
 @pytest.mark.parametrize(
-    ("slower", "expected"),
-    # 0.9 (36 - 14.4 slower) s for epochs of 0.5 slower s; a quarter at least, and twice
-    # as many at most
+    ("slower", "more", "phases"),
+    # In 36 s, 72 epochs of 0.45 s, or twice 36. Half-way, 0.9 (36 - spent) s are left;
+    # a quarter of the epochs at least
     [
-        (1.0, None),
-        (0.98, None),
-        (1.05, 35),
-        (1.2, 28),
-        (1.5, 17),
-        (3.0, 9),
-        (0.8, 55),
-        (0.4, 72),
+        (0.5, {}, [72]),
+        (1.2, {}, [36 + 28]),
+        (1.5, {}, [36 + 16]),
+        (3.0, {}, [36 + 9]),
     ],
 )
-def test_slower_epochs_than_measured_leave_fewer_for_the_refit_and_the_reverse(
-    tmp_path, monkeypatch, capsys, slower, expected
+def test_epochs_slower_than_measured_make_a_training_shorter(
+    tmp_path, monkeypatch, capsys, slower, more, phases
 ):
-    """36 seconds for twice 36 epochs of 0.45 s, as measured: 0.4 s of four fifths of
-    the samples, 0.5 s of all.
-    """
     monkeypatch.setattr(
         planning, "_measured", lambda *given: planning.Speed(0.45, 1.0, 0.0)
     )
@@ -390,22 +369,16 @@ def test_slower_epochs_than_measured_leave_fewer_for_the_refit_and_the_reverse(
     monkeypatch.setattr(
         trainer.Trainer,
         "_history_row",
-        lambda *given: {**rows(*given), "seconds": 0.4 * slower},
+        lambda *given: {**rows(*given), "seconds": 0.45 * slower},
     )
     with shown():
-        model = tuned(tmp_path / "run", places(200), budget=36, tune="off")
-    told, why = ("shorter", "longer") if slower > 1 else ("longer ", "less time")
-    told += (
-        f"    {expected} instead of 36 epochs on all samples: epochs took {why} than"
-        " measured\n"
-    )
-    assert (told in capsys.readouterr().err) == (expected is not None)
-    assert (model.config.epochs, model.config.refit_epochs) == (36, expected or 0)
+        model = tuned(tmp_path / "run", places(200), budget=36, tune="off", **more)
+    told = f"shorter    {phases[0]} instead of {72 // len(phases)} epochs: they take"
+    assert (told in capsys.readouterr().err) == (slower > 1)
     history = Run(tmp_path / "run").checkpoint().history
-    assert [sum(row["phase"] == phase for row in history) for phase in (0, 1)] == [
-        36,
-        expected or 36,
-    ]
+    assert [
+        sum(row["phase"] == phase for row in history) for phase in range(len(phases))
+    ] == phases
     assert history[-1]["learning_rate"] < 0.04 * max(
         row["learning_rate"] for row in history
     )  # it falls in time
@@ -561,8 +534,8 @@ def test_trials_are_measured_where_their_steps_are_quick(tmp_path, slow, monkeyp
     left = 600 - plan["measured"]  # trials took no time: theirs goes to epochs
     assert (
         run.config.epochs
-        == int(0.9 * left / plan["seconds_per_epoch"] / 2)
-        > int(0.9 * left / 1.3 / 4)
+        == int(0.9 * left / plan["seconds_per_epoch"])
+        > int(0.9 * left / 1.3 / 2)
     )
 
 
@@ -588,7 +561,7 @@ def test_trials_that_were_measured_while_the_machine_was_busy_are_not_cut_short(
         return [rung["epochs"] for rung in read(tmp_path / str(slow))["rungs"]]
 
     assert lengths(50) == lengths(2)
-    assert lengths(0.5)[0] > lengths(2.1)[0] >= 4
+    assert lengths(0.5)[0] > lengths(2.1)[0] >= 3
 
 
 def test_a_rung_that_runs_out_of_time_is_stopped_and_left_out(tmp_path, monkeypatch):
@@ -618,7 +591,7 @@ def test_a_rung_that_runs_out_of_time_is_stopped_and_left_out(tmp_path, monkeypa
     assert clock[0] == pytest.approx(0.3 * 60, abs=0.11)
     assert plan["rungs"] == []
     assert plan["seconds"] == [pytest.approx(18, abs=0.11)]  # nothing else was begun
-    assert plan["chosen"] == {"epochs": run.config.epochs, **plan.get("trainings", {})}
+    assert plan["chosen"] == {"epochs": run.config.epochs}
 
 
 def test_the_epochs_of_a_budget_are_recorded(tmp_path):

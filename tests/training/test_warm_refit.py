@@ -8,10 +8,8 @@ import torch
 
 import rfdlc
 from rfdlc.decide.predictions import Predictions
-from rfdlc.training import trainer
 from rfdlc.training.loop import build_stages
 from rfdlc.training.methods import find_method
-from rfdlc.training.run import Run
 from rfdlc.training.step import Step
 from rfdlc.training.trainer import Trainer
 
@@ -71,10 +69,7 @@ def test_it_continues_with_the_weights_of_the_first_training(images, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{}, {"warm_refit": False}, {"refit": False}])
-def test_only_before_it_held_out_samples_count_alike(
-    images, tmp_path, monkeypatch, settings
-):
-    monkeypatch.setattr(trainer, "SETTLED", 0)
+def test_only_before_it_held_out_samples_count_alike(images, tmp_path, settings):
     given = (
         SMALL
         | {"calibration": "prior-corrected-temperature", "target_prior": "uniform"}
@@ -87,49 +82,6 @@ def test_only_before_it_held_out_samples_count_alike(
     )
     assert abs(alike.temperature - weighed.temperature) > 1e-3
     assert model.decider.fitted == (weighed if settings else alike)
-
-
-@pytest.fixture(scope="module")
-def finished(images, tmp_path_factory):
-    path = tmp_path_factory.mktemp("warm") / "run"
-    rfdlc.train(
-        images,
-        "rf-dlc",
-        path,
-        **SMALL | {"calibration": "temperature", "target_prior": "train"},
-    )
-    return Run(path)
-
-
-@pytest.mark.parametrize("sharpness", [2.5, 0.4])
-@pytest.mark.parametrize(
-    ("settings", "early"),
-    [
-        ({}, True),
-        ({"epochs": 100}, False),
-        ({"warm_refit": False}, False),
-        ({"refit": False}, False),
-    ],
-)
-def test_after_few_epochs_half_of_what_softens_is_kept(
-    finished, sharpness, settings, early
-):
-    """Held-out logits whose softmax is the true posterior, times a sharpness."""
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 3, 300)
-    logits = 2 * rng.normal(size=(300, 3)) + 4 * np.eye(3)[labels]
-    predictions = Predictions(
-        logits=sharpness * logits, targets=labels, classes=finished.classes
-    )
-    finished.config = finished.config.replace(
-        **{"epochs": 3, "refit": True, "warm_refit": True} | settings
-    )
-    trainer._calibrate(finished, predictions)
-    decider = rfdlc.Decider.load(finished.path)
-    full = decider.fit(predictions).fitted.as_affine()[0]
-    assert full == pytest.approx(1 / sharpness, rel=0.2)
-    kept = (1 + full) / 2 if early and sharpness > 1 else full
-    assert decider.fitted.as_affine()[0] == pytest.approx(kept)
 
 
 def test_runs_of_a_stack_equal_runs_alone_and_resumed_ones(

@@ -434,3 +434,26 @@ def with_labels(
 def folder_decider(path: Path) -> "rfdlc.Decider | None":
     """The decider that a folder of predictions brings along."""
     return rfdlc.Decider.load(path) if (path / "decider.json").is_file() else None
+
+
+def held_out(run: Path) -> "rfdlc.Predictions | None":
+    """Predictions of samples that the networks of a run folder have not been trained
+    on, if it has them.
+    """
+    file = run / "held-out.npz"
+    if not file.is_file():
+        return None
+    settings = dict[str, Any]()
+    if (run / "config.json").is_file():
+        settings = read_json(run / "config.json")["settings"]
+    if (run / "tuning.json").is_file():
+        settings |= read_json(run / "tuning.json").get("chosen", {})
+    if settings.get("refit") and settings.get("warm_refit"):
+        raise InputError(
+            f"{run}: its networks were trained further on the samples of held-out.npz"
+            " (warm_refit=true), so that prices, thresholds and sets cannot be found"
+            " on these: train with refit=false, or fit a decider to samples that they"
+            " have not seen (`rfdlc decide FILE --decider RUN --calibrate FILE --save"
+            " decider.json`)"
+        )
+    return rfdlc.Predictions.load(file)

@@ -274,15 +274,9 @@ class UtilityRequest:
         """The decider with the sets and the handing over that the options ask for, by
         held-out data or the run's.
         """
-        beside, asked = (
-            run / "held-out.npz",
-            self.sets or self.budget or self.unfamiliar,
-        )
-        held = (
-            rfdlc.Predictions.load(beside)
-            if held is None and asked and beside.is_file()
-            else held
-        )
+        asked = self.sets or self.budget or self.unfamiliar
+        if held is None and asked:
+            held = reading.held_out(run)
         decider = with_sets(decider, self.sets, self.coverage, self.set_size, held)
         return with_deferral(
             decider,

@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.dates import days_of
 from rfdlc.decide.classes import Indices
-from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.rules import largest
 from rfdlc.decide.scores import Floats, Scores
 from rfdlc.decide.utility import Utility
@@ -285,14 +284,12 @@ def fitted_budget(
     to the budget.
 
     Samples that are `handed` over anyway (N,) take no share. Samples without targets
-    are not weighted.
+    are not weighted. The calibration is the one that decides, also of samples that it
+    was fitted to: calibrations of folds would put other probabilities beside the price.
     """
+    p = np.concatenate([p for _, p in decider.stream(scores)])
     if targets is None:
-        p = np.concatenate([p for _, p in decider.stream(scores)])
         return priced(decider, p, np.ones(len(p)), budget, handed)
-    p = out_of_fold(
-        decider, scores, targets, folds=5 if decider.overlap(scores, targets) else 0
-    )
     return budget_of(decider, p, targets, budget, handed)
 
 

@@ -115,13 +115,6 @@ class Calibrator(Protocol):
         """
         return [self]
 
-    def weakened(self, strength: float, prior: Floats | None) -> "Calibrator":
-        """A share of the correction, for scores that carry `prior`; a power of log p is
-        kept with its W and b.
-        """
-        one = Auto({self.name: 1.0}, {self.name: self.to_dict()}, {}, self.prior)
-        return one.weakened(strength, prior) if self.power == 1 else self
-
     @property
     def short(self) -> str:
         """What was fitted, in a few words; `str` may say more."""
@@ -442,38 +435,6 @@ class Auto(Calibrator):
 
     def as_affine(self) -> tuple[Any, Any]:
         return self.mean[0] * self.temperature**-self.power, self.mean[1]
-
-    def weakened(self, strength: float, prior: Floats | None) -> Calibrator:
-        if self.power != 1:
-            return self
-        expect(
-            0 <= strength <= 1, f"strength {strength} is not a share: expected 0 to 1"
-        )
-        weights = {name: strength * own for name, own in self.weights.items()}
-        weights["none"] = 1 - strength + weights.get("none", 0.0)
-        expect(
-            prior is not None or self.prior is None,
-            "strength below 1 with a bias per class: give train_prior",
-        )
-        mean = (
-            None
-            if self.prior is None
-            else _mean_prior([prior, self.prior], [1 - strength, strength])
-        )
-        found = replace(
-            self,
-            weights=weights,
-            parameters={**self.parameters, "none": {}},
-            prior=mean,
-        )
-        if self.estimating is None:
-            return found
-        return replace(
-            found,
-            estimating=self.from_dict(self.estimating)
-            .weakened(strength, prior)
-            .to_dict(),
-        )
 
     def draws(self) -> Sequence[Calibrator]:
         if self.estimating:

@@ -183,7 +183,6 @@ class Decider:
         balanced: bool = False,
         sample_weight: ArrayLike | None = None,
         groups: ArrayLike | None = None,
-        strength: float = 1.0,
     ) -> "Decider":
         """Return a decider that is calibrated on held-out scores and labels.
 
@@ -191,8 +190,7 @@ class Decider:
         `sample_weight` 2 counts as two, and one with 0 is left out. "auto" is chosen on
         `groups` (N,), such as patients, that calibrators were not fitted to. Samples
         with equal scores and class are copies of one, unless samples of several classes
-        have equal scores. `strength` is the share of the correction that is applied,
-        less than 1 if the model was trained further since. Nothing is calibrated twice.
+        have equal scores. Nothing is calibrated twice.
         """
         checked, y = self.read_labelled(scores, targets, logits, any_model=True)
         expect(not checked.corrected, wording.CORRECTED_TWICE)
@@ -228,11 +226,6 @@ class Decider:
             CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context)
             if self.calibration
             else None
-        )
-        fitted = (
-            fitted.weakened(strength, self.train_prior)
-            if fitted and strength != 1
-            else fitted
         )
         drawn = fitted.draws() if fitted else [NoCalibration()]
         middle, small = (

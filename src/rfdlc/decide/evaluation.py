@@ -493,6 +493,7 @@ def evaluate(
     uncertainty: str = "decision-probability",
     bootstrap: int = 0,
     seed: int = 0,
+    batch: bool = True,
 ) -> Evaluation:
     """Decide labelled samples and compute every registered metric.
 
@@ -519,6 +520,9 @@ def evaluate(
     bootstrap, seed : int
         Number of resamples, such as 500, and their seed, for intervals of your own
         metrics that are not means.
+    batch : bool
+        Whether all samples are one batch, which keeps to a budget exactly, or are
+        decided one at a time by its prices.
 
     Returns
     -------
@@ -540,7 +544,7 @@ def evaluate(
     )
     checked, y = decider.read_labelled(scores, targets, logits)
     outcomes = replace(
-        observe(checked, y, decider, uncertainty), groups=as_pairs(groups)
+        observe(checked, y, decider, uncertainty, batch=batch), groups=as_pairs(groups)
     )
     if uncertainty == "own":
         own = getattr(scores, "uncertainty", None)

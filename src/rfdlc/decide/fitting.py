@@ -69,15 +69,6 @@ def affine(log_p: Floats, weight: Any, bias: Any, power: float = 1.0) -> Floats:
     )
 
 
-def slope(weight: Any) -> float:
-    """How far W stretches differences between log p on average: 1 / T for a
-    temperature, less than 1 if it softens.
-    """
-    if np.ndim(weight) < 2:
-        return float(np.mean(weight))
-    return float((np.trace(weight) - weight.mean(axis=0).sum()) / (len(weight) - 1))
-
-
 def raised(log_p: Floats, power: float, temperature: float = 1.0) -> Floats:
     """-|log p / T|^power of log probabilities, or of logits, which are normalised."""
     log_p = log_softmax(log_p)

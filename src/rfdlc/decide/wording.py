@@ -95,10 +95,10 @@ SETS_DROPPED = (
 SHARE_ERRORS = 4.0
 OFF_SHARE = (
     "{:.3g}% of {:,} samples were handed over, where the budget ({}) is {:.3g}%: it"
-    " goes by a price of held-out samples, which score unlike these (networks that were"
-    " trained further since, or other data); decide all samples as one batch (`rfdlc"
-    " decide FILE --budget SHARE`), find the price on recent samples (--calibrate FILE,"
-    " fit_budget), or keep to the share in a stream (StreamController)"
+    " goes by a price of held-out samples, which score unlike these; decide all samples"
+    " as one batch (`rfdlc decide FILE --budget SHARE`), find the price on recent"
+    " samples (--calibrate FILE, fit_budget), or keep to the share in a stream"
+    " (StreamController)"
 )
 
 ONE_CLASS = (

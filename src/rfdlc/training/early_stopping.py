@@ -2,9 +2,10 @@
 the weights of the best epoch.
 
 When it ends follows from the history alone, so that an interrupted run ends where an
-undisturbed one does. So does the number of epochs of a refit that would not end with
-its budget.
+undisturbed one does. A training that would not end with its budget has fewer epochs.
 """
+
+import math
 
 import numpy as np
 from torch import nn
@@ -18,9 +19,7 @@ from rfdlc.training.run import Run
 from rfdlc.training.trial_plan import TUNING
 
 BEST = "best.safetensors"
-# of the planned epochs: trained for less, networks may lose again what they know
-SHORTEST = 0.25
-LONGER, LONGEST = 1.2, 2  # times as many: from where it is worth a change, and at most
+SHORTEST = 0.25  # of the epochs that are left, in which the rate falls to its end
 
 
 def check_patience(run: Run, data: Dataset, single: bool) -> None:
@@ -98,34 +97,36 @@ def ends_early(run: Run) -> bool:
     return sum(epoch > best for _, epoch in losses) >= run.config.patience
 
 
-def plan_refit(run: Run) -> None:
-    """Where epochs took longer or shorter than measured, plan as many for a warm refit
-    as the budget has time for.
+def keep_to_budget(run: Run) -> bool:
+    """Whether a training is shortened half-way, as its epochs take longer than
+    measured.
+
+    The epochs that are left are as many as the budget has time for, a quarter of them
+    at least. Its rate falls in fewer epochs then.
     """
-    plan, config = run.tuning, run.config
-    asked = config.budget and config.warm_refit and run.refits and not config.patience
-    if (
-        not asked or plan is None or not plan.chosen or "refit_epochs" in plan.chosen
-    ):  # the last: planned before
-        return
-    seconds = [row["seconds"] for row in run.history if row["phase"] < config.folds]
-    left = SAFETY * (config.budget - plan.measured - sum(plan.seconds) - sum(seconds))
-    each = max(float(np.mean(seconds)), 1e-9) / (
-        1 - config.hold_out
-    )  # the samples that calibrated are trained on, too
-    planned, possible = config.refit_epochs or config.epochs, int(left / each)
-    if run.phase < config.trainings and not planned <= possible < LONGER * planned:
-        found = max(1, round(SHORTEST * planned), min(possible, LONGEST * planned))
-        run.config = config.replace(refit_epochs=found)
-        plan.chosen["refit_epochs"] = found
-        run.write_json(TUNING, plan.to_dict())
-        told, why = (
-            ("shorter", "longer") if found < planned else ("longer", "less time")
-        )
-        announce(
-            f"{told:<11}{found} instead of {planned} epochs on all samples: epochs took"
-            f" {why} than measured"
-        )
+    config = run.config
+    epochs = run.epochs
+    asked = config.budget and not config.patience and len(run.spans) == 1
+    if not asked or run.epoch != epochs // 2:
+        return False
+    plan = run.tuning
+    if plan is None or not plan.chosen:
+        return False
+    seconds = [row["seconds"] for row in run.history]
+    spent = plan.measured + sum(plan.seconds) + sum(seconds)
+    each = np.mean([row["seconds"] for row in run.history if row["phase"] == run.phase])
+    possible = SAFETY * (config.budget - spent) / max(float(each), 1e-9)
+    later = config.trainings - 1 - run.phase
+    left = epochs - run.epoch
+    share = possible / (left + later * (config.refit_epochs or config.epochs))
+    shorter = run.epoch + math.ceil(max(SHORTEST, share) * left)
+    if shorter >= epochs:
+        return False
+    name = "refit_epochs" if run.refits else "epochs"
+    run.config = config.replace(**{name: shorter})
+    plan.chosen[name] = shorter
+    run.write_json(TUNING, plan.to_dict())
+    return True
 
 
 def _best(run: Run, phase: int) -> int:

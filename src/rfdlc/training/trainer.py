@@ -22,7 +22,6 @@ from rfdlc.data.dataset import Dataset
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, evaluate
-from rfdlc.decide.fitting import slope
 from rfdlc.decide.metrics import measure
 from rfdlc.decide.outcomes import cross_fitted
 from rfdlc.decide.predictions import Predictions
@@ -41,7 +40,7 @@ from rfdlc.training.early_stopping import (
     check_patience,
     ends_early,
     keep_best,
-    plan_refit,
+    keep_to_budget,
     restore_best,
 )
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs, loss_of, views_of
@@ -64,10 +63,6 @@ SECONDS_BETWEEN_CHECKPOINTS = (
     30.0  # an epoch may take a tenth of a second: writing after each would slow it down
 )
 SECONDS_UNTIL_FILES_AGREE = 90
-SETTLED, WEAKENED = (
-    100,
-    0.5,
-)  # after fewer epochs networks may be too certain, and a warm refit mends half of that
 ENOUGH_TO_LEARN = (
     10  # epochs, after which a loss above that of the first is worth a warning
 )
@@ -198,6 +193,8 @@ class Trainer:
                     _reported(stack) as (show, pressed),
                 ):
                     ended = ends_early(stack.run)  # before it was interrupted
+                    shortened = False
+                    planned_epochs = stack.run.epochs
                     given = (
                         stack.net,
                         stack.stages,
@@ -217,11 +214,11 @@ class Trainer:
                         due = time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS
                         saved = time.monotonic() if due else saved
                         ended = ends_early(stack.run)
+                        shortened = keep_to_budget(stack.run)
+                        now = stop or ended or shortened
                         for run, member, own, leaves in present:
                             keep_best(run, member.model.net)
-                            _checkpoint(
-                                run, member.model.net, own, stop or leaves or ended, due
-                            )
+                            _checkpoint(run, member.model.net, own, now or leaves, due)
                         where = (
                             f"epoch {epoch.epoch} of {stack.run.epochs}  loss"
                             f" {epoch.losses[0]:.3f}"
@@ -238,6 +235,13 @@ class Trainer:
                             raise KeyboardInterrupt
                         if ended or epoch.epoch == stack.end < stack.stages[-1].end:
                             break
+                        if shortened:  # goes on as a stack of fewer epochs
+                            break
+                if shortened:
+                    announce(
+                        f"shorter    {stack.run.epochs} instead of {planned_epochs}"
+                        " epochs: they take longer than measured"
+                    )
                 # a run that may end early is alone in its stack
                 for member in (
                     member
@@ -342,7 +346,6 @@ class Trainer:
                 )
             _calibrate(run, predictions)
         run.phase, run.epoch = run.phase + 1, 0
-        plan_refit(run)
         warm = run.refits and run.config.warm_refit
         run.trained = (
             {name: own.clone() for name, own in model.net.state_dict().items()}
@@ -440,14 +443,7 @@ def _calibrate(
         # so, too, and needs less noise.
         warm = run.config.refit and run.config.warm_refit
         even = is_uniform(decider.target_prior) and not warm
-        found = decider.fit(predictions, balanced=even)
-        softens = found.fitted is not None and slope(found.fitted.as_affine()[0]) < 1
-        early = warm and softens and run.config.epochs < SETTLED
-        decider = (
-            decider.fit(predictions, balanced=even, strength=WEAKENED)
-            if early
-            else found
-        )
+        decider = decider.fit(predictions, balanced=even)
     run.write("decider.json", decider.save)
     run.write("held-out.npz", predictions.save)
 

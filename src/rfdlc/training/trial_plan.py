@@ -45,7 +45,6 @@ class TrialPlan(BaseModel):
     )
     rungs: list[Rung]
     candidates: list[Settings] = []  # of the first rung
-    trainings: Settings = {}  # which train on all samples in the end
     network: Settings = {}  # a smaller one, as the budget is short
     # of a training with RandAugment that is longer than its trials
     stronger: Settings = {}

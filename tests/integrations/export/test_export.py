@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,14 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.data.images import resized
+from rfdlc.decide.budgets import Budget
 from rfdlc.integrations.onnx import graph
-from rfdlc.integrations.onnx.exporting import TOLERANCE, random_samples, write_card
+from rfdlc.integrations.onnx.exporting import (
+    TOLERANCE,
+    handed_over_text,
+    random_samples,
+    write_card,
+)
 from rfdlc.integrations.onnx.model import CHECKSUM_LENGTH, with_checksum
 from rfdlc.integrations.server.backend import Limits, open_backend
 from rfdlc.integrations.server.requests import Reader
@@ -518,3 +525,30 @@ def test_the_command(run, tmp_path):
     assert told["bytes"] == out.stat().st_size
     both = CliRunner().invoke(app, ["export", str(run), str(out), "--half", "--int8"])
     assert isinstance(both.exception, rfdlc.InputError)
+
+
+def test_the_card_has_the_share_that_prices_hand_over(trained, tmp_path):
+    """By a price that is far from right: one batch would keep to the share exactly."""
+    folder = trained("rf-dlc", "mlp")
+    model = rfdlc.Model.load(folder, device="cpu")
+    utility = model.decider.utility.with_abstain(1.0)
+    decider = model.decider.replace(utility=utility)
+    test = rfdlc.Predictions.load(folder / "predictions.npz")
+    gains = 1 - decider.probabilities(test).max(axis=1)
+    price = float(np.quantile(gains, 0.4))
+    decider = decider.replace(budget=Budget({"total": 0.2}, {"total": price}, 50.0))
+    handed = (gains > price).mean()
+    assert 0.5 < handed < 0.7
+    text = rfdlc.export(folder, tmp_path / "m.onnx", decider=decider).card.read_text()
+    assert f"Handed over, of {len(test)} test samples, one at a time by price" in text
+    error = 1.96 * np.sqrt(0.16 / len(test) + 0.16 / 50)
+    row = f"| total | 20% | {handed:.2%} | {0.2 - error:.1%} to {0.2 + error:.1%} |"
+    assert row in text
+    assert f"| abstained | {handed:.2%} |" in text
+
+    held = rfdlc.Predictions.load(folder / "held-out.npz")
+    without = handed_over_text(
+        SimpleNamespace(path=folder, decider=decider.fit_budget(held, budget=0.2)), None
+    )
+    assert f"of {len(held)} held-out samples, from which prices are found" in without
+    assert not handed_over_text(model, test)

@@ -47,6 +47,7 @@ ROUNDINGS = (
 EXACT_SAMPLES = 20  # those that differ most, computed in 64 bits
 # of the utility's range: two actions this close are a tie, which rounding may decide
 TIE = 1e-4
+NORMAL = 1.96  # standard errors of a range of 95%
 IMAGE_FILES = (
     "Image files become squares before the graph, as `resizing` in its metadata says:"
     " docs/export.md of rfdlc has the code under Image files. `rfdlc export --resize`"
@@ -438,7 +439,10 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
     recorded = model.path / "predictions.npz"
     predictions = Predictions.load(recorded, classes) if recorded.exists() else None
     if predictions is not None and predictions.targets is not None:
-        scored = evaluate(predictions, decider=model.decider, classes=classes)
+        # one at a time, as the file decides
+        scored = evaluate(
+            predictions, decider=model.decider, classes=classes, batch=False
+        )
         measured = [
             entry
             for entry in entries(scored.values, shown=True)
@@ -520,7 +524,7 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
         index=index,
         made=made,
         images=images,
-        metrics=metrics,
+        metrics=metrics + handed_over_text(model, predictions),
         utility=costs,
         data=_plain(name),
         compared=f"{parity.rounding or ''}.{equal}",
@@ -534,6 +538,44 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
             f"was {'' if model.decider.fitted else 'NOT '}calibrated on held-out data"
             " like the training data"
         ),
+    )
+
+
+def handed_over_text(model: Model, predictions: Predictions | None) -> str:
+    """The shares of a budget beside those that its prices hand over, and of which
+    samples; empty without a budget.
+
+    Test samples measure it. Without them, there are those that the prices are from.
+    """
+    decider, budget = model.decider, model.decider.budget
+    if budget is None:
+        return ""
+    samples = "test samples"
+    if predictions is None and (model.path / "held-out.npz").exists():
+        predictions = Predictions.load(model.path / "held-out.npz")
+        samples = "held-out samples, from which prices are found"
+    if predictions is None:
+        return "\n\nThe share that the budget hands over was not measured."
+    utility = decider.utility
+    counts = np.bincount(decider.decide(predictions), minlength=len(utility.actions))
+    named = dict(zip(utility.actions, counts.tolist(), strict=True))
+    rows = []
+    for name, handed in budget.handed_over(named, utility).items():
+        share = budget.shares[name]
+        variance = share * (1 - share)
+        error = math.sqrt(
+            variance / len(predictions) + variance / (budget.samples or math.inf)
+        )
+        lowest = max(0.0, share - NORMAL * error)
+        highest = min(1.0, share + NORMAL * error)
+        expected = f"{lowest:.1%} to {highest:.1%}"
+        if budget.prices[name] == 0:
+            expected = f"at most {highest:.1%}: it hands over all that are worth it"
+        rows.append([_plain(name), f"{100 * share:.3g}%", f"{handed:.2%}", expected])
+    table = _table(["budget", "share", "handed over", "expected (95%)"], rows)
+    return (
+        f"\n\nHanded over, of {len(predictions):,} {samples}, one at a time by"
+        f" price:\n\n{table}"
     )
 
 

@@ -32,6 +32,9 @@ from rfdlc.training.tuning.trying import try_in_time, written_out
 CPU_BUDGET = 600.0
 LENGTHS = frozenset(("budget", "epochs", "backbone"))
 LOOKED_AT = 2.0  # seconds, to say how long a training without a budget takes
+# the share that is held out with a budget: the calibration and prices of the networks
+# that decide rest on it
+HELD_OUT = 0.2
 
 
 def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainConfig:
@@ -67,11 +70,11 @@ def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainC
         and config.tune == "auto"
         and LENGTHS.isdisjoint(given)
     )
-    return (
-        config.replace(budget=CPU_BUDGET)
-        if hours and choose_device(config.device).type == "cpu"
-        else config
-    )
+    if hours and choose_device(config.device).type == "cpu":
+        config = config.replace(budget=CPU_BUDGET)
+    if config.budget and "hold_out" not in given and data.val is None:
+        config = config.replace(hold_out=HELD_OUT)
+    return config
 
 
 def tune(trainer: Trainer, run: Run) -> None:
@@ -91,9 +94,7 @@ def tune(trainer: Trainer, run: Run) -> None:
         if run.config.budget:  # measuring and trials may have taken less than planned
             left = SAFETY * (run.config.budget - plan.measured - sum(plan.seconds))
             assert plan.seconds_per_epoch is not None
-            length = epochs_of_each(
-                run.config.replace(**plan.trainings), left / plan.seconds_per_epoch
-            )
+            length = epochs_of_each(run.config, left / plan.seconds_per_epoch)
             plan.epochs = max(plan.epochs, length)
         plan.chosen = choose_settings(plan)
         if "epochs" in run.given and not run.config.budget:

@@ -42,9 +42,8 @@ def choose_settings(plan: TrialPlan) -> Settings:
     """The settings of the best trial, and the epochs: fewer where more of them clearly
     raised its loss.
     """
-    more = plan.network | plan.trainings
     if not plan.rungs:
-        return {"epochs": plan.epochs, **more}
+        return {"epochs": plan.epochs, **plan.network}
     best = best_first(plan)[0]
     tried = [
         (loss, rung.epochs)
@@ -59,7 +58,7 @@ def choose_settings(plan: TrialPlan) -> Settings:
     fewer = longest[0] > max(RISE * lowest[0], lowest[0] + error)
     if "randaugment" in best.get("augment", "") and not fewer:
         best = {**best, **plan.stronger}
-    return {**more, **best, "epochs": lowest[1] if fewer else plan.epochs}
+    return {**plan.network, **best, "epochs": lowest[1] if fewer else plan.epochs}
 
 
 def best_first(plan: TrialPlan) -> list[Settings]:

@@ -4,7 +4,7 @@ it.
 
 import math
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rfdlc.progress import announce, live
 from rfdlc.training import measuring
@@ -31,9 +31,6 @@ LONGEST = 4  # times the usual number of epochs, whatever the budget
 DEAREST = 2.0
 # of the usual number of epochs, below which a budget is too short for good results
 FEW = 0.25
-RETURNED = (
-    0.2  # the share that is held out where a refit trains the same networks on it
-)
 # Those of rf-dlc-strong, for trainings with RandAugment of so many epochs and steps:
 # half of them do not show the gain.
 STRONGER: Settings = {
@@ -70,8 +67,7 @@ def plan_trials(
     ):  # trials that cannot be afforded leave their time to epochs
         plan = _with_share(trainer, run, candidates, speed, 0.0)
     plan.network, plan.chance = network, round(math.log(len(trainer.data.classes)), 6)
-    spent = plan.epochs * (1 + ("warm_refit" in plan.trainings))  # on each network
-    if run.method.mixes and spent >= max(
+    if run.method.mixes and plan.epochs >= max(
         LONG_EPOCHS, LONG_STEPS / steps_per_epoch(trainer, run)
     ):
         plan.stronger = {
@@ -82,7 +78,7 @@ def plan_trials(
         side = trainer.data.input_shape[-1] if trainer.data.resizing is not None else 0
         sides = run.config.image_size or side, measuring.smallest_side(trainer)
         _announce_shortage(
-            run.config, plan, speed, spent, steps_per_epoch(trainer, run), sides
+            run.config, plan, speed, steps_per_epoch(trainer, run), sides
         )
     return plan
 
@@ -151,7 +147,7 @@ def _with_share(
     trainer: Trainer, run: Run, candidates: list[Settings], speed: Speed, share: float
 ) -> TrialPlan:
     """The plan in which trials cost at most this share of the training."""
-    config, trainings = run.config, Settings()
+    config = run.config
     length = config.epochs
     work = (
         share * length * config.trainings / speed.cost
@@ -160,14 +156,12 @@ def _with_share(
         possible = (
             SAFETY * (config.budget - speed.measured) / (speed.seconds * (1 + share))
         )
-        trainings = _trainings(trainer, run, possible)
-        trained = config.replace(**trainings)
-        length = epochs_of_each(trained, possible)
+        length = epochs_of_each(config, possible)
         in_time = (
             SAFETY * max(0.0, share * config.budget - speed.measured) / speed.seconds
         )
         longest = (
-            share / (1 - share) * length * trained.trainings
+            share / (1 - share) * length * config.trainings
         )  # a budget may exceed what the training can use
         work = min(in_time, longest) / speed.cost
     least = max(
@@ -177,12 +171,12 @@ def _with_share(
         len(variations(trainer, run)) / 2
     )  # in rungs: they train as long as its last two
     count, rungs = _rungs(len(candidates), work, least, varied, length)
-    known: dict[str, Any] = {
-        "rungs": rungs,
-        "candidates": candidates[:count],
-        "trainings": trainings,
-    }
-    return TrialPlan(epochs=length, seconds_per_epoch=speed.seconds or None, **known)
+    return TrialPlan(
+        epochs=length,
+        seconds_per_epoch=speed.seconds or None,
+        rungs=rungs,
+        candidates=candidates[:count],
+    )
 
 
 def _rungs(
@@ -212,18 +206,6 @@ def _rungs(
 def epochs_of_each(config: TrainConfig, possible: float) -> int:
     """Of each training, of the epochs that are possible in all."""
     return int(min(max(1, possible / config.trainings), LONGEST * config.epochs))
-
-
-def _trainings(trainer: Trainer, run: Run, possible: float) -> Settings:
-    """With a budget, the networks are trained further on all samples in the end, unless
-    rates fall in steps.
-    """
-    config = run.config
-    fixed = run.given & {"refit", "warm_refit", "calibration_folds", "hold_out"}
-    apart = trainer.data.val is not None or not config.hold_out
-    if apart or config.refit or fixed or possible < 2 or config.schedule != "cosine":
-        return {}
-    return {"refit": True, "warm_refit": True, "hold_out": RETURNED}
 
 
 def _announce_network(config: TrainConfig) -> None:
@@ -257,8 +239,7 @@ def _remedy(
     `sides` are that of the images, and the smallest that leaves enough of them.
     """
     side, smallest = sides
-    trainings = config.replace(**plan.trainings).trainings
-    wanted = measuring.OF_SMALL * speed.seconds * trainings / steps / SAFETY
+    wanted = measuring.OF_SMALL * speed.seconds * config.trainings / steps / SAFETY
     left = config.budget - speed.measured
     if not plan.epochs * steps < measuring.OF_SMALL < config.epochs * steps:
         return ""
@@ -280,14 +261,13 @@ def _announce_shortage(
     config: TrainConfig,
     plan: TrialPlan,
     speed: Speed,
-    spent: int,
     steps: int,
     sides: tuple[int, int],
 ) -> None:
     """That a budget is too short for good results, or even for the least that is
     trained.
     """
-    if spent < FEW * config.epochs:
+    if plan.epochs < FEW * config.epochs:
         share = SHARE if plan.candidates else 0
         training = (
             config.epochs * speed.seconds * config.trainings * (1 + share) / SAFETY
@@ -297,13 +277,10 @@ def _announce_shortage(
             "" if plan.network else "; fewer particles and a smaller backbone take less"
         )
         announce(
-            f"too short  {spent} of {config.epochs} epochs;"
+            f"too short  {plan.epochs} of {config.epochs} epochs;"
             f" {enough}{less}{_remedy(config, plan, speed, steps, sides)}"
         )
-    expected = (
-        speed.measured
-        + plan.epochs * speed.seconds * config.replace(**plan.trainings).trainings
-    )
+    expected = speed.measured + plan.epochs * speed.seconds * config.trainings
     if expected > config.budget:
         told = (
             f"the training ends about {math.ceil(expected - config.budget)} s after its"
