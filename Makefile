@@ -50,7 +50,7 @@ oldest:
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -e ".[train,tables]" pytest \
 	    "scikit-learn==1.6.0" "numpy<2" "$$(grep '^torch==' constraints.txt)"
-	.venv-oldest/bin/python -m pytest tests/integrations/estimators
+	.venv-oldest/bin/python -m pytest tests/estimators
 
 # The wheel contains the product only: it is small and, installed alone in a new environment, decides a CSV.
 wheel-test:

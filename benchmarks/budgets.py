@@ -35,8 +35,8 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from recording import RESULTS, write
 from rfdlc import Classes, Decider, StreamController, Utility
 from rfdlc.data.longtail import profile_counts, subset
-from rfdlc.decide.budgets import Worth, assign
-from rfdlc.decide.scores import softmax
+from rfdlc.decisions.budgets import Worth, assign
+from rfdlc.probabilities.scores import softmax
 
 Array = NDArray[Any]
 SHARES, SEEDS = (0.05, 0.1, 0.2, 0.3), range(5)

@@ -51,14 +51,14 @@ from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
 from recording import in_parallel, write
-from rfdlc.decide.calibrators import CALIBRATORS
-from rfdlc.decide.choosing import SAMPLES_NEEDED
-from rfdlc.decide.classes import Classes
-from rfdlc.decide.decider import Decider
-from rfdlc.decide.outcomes import cross_fitted
-from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import PROBABILITY_FLOOR
-from rfdlc.decide.utility import Utility
+from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.utility import Utility
+from rfdlc.evaluation.outcomes import cross_fitted
+from rfdlc.probabilities.calibrators import CALIBRATORS
+from rfdlc.probabilities.choosing import SAMPLES_NEEDED
+from rfdlc.probabilities.classes import Classes
+from rfdlc.probabilities.predictions import Predictions
+from rfdlc.probabilities.scores import PROBABILITY_FLOOR
 
 TREES = 100
 MARGIN = 0.005  # of mean utility

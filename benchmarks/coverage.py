@@ -41,10 +41,10 @@ from scipy.stats import t as student_t
 
 from recording import RESULTS, in_parallel, write
 from rfdlc import Classes, Utility
-from rfdlc.decide.comparison import paired_difference
-from rfdlc.decide.intervals import LEVEL, Estimate, by_group, mean
-from rfdlc.decide.metrics import METRICS, regions
-from rfdlc.decide.outcomes import Outcomes
+from rfdlc.evaluation.comparison import paired_difference
+from rfdlc.evaluation.metrics import METRICS, regions
+from rfdlc.evaluation.outcomes import Outcomes
+from rfdlc.statistics.intervals import LEVEL, Estimate, by_group, mean
 
 CLASSES, WORLDS, MANY = 10, 20, 200_000
 PRIOR = 100.0 ** (-np.arange(CLASSES) / (CLASSES - 1))

@@ -42,7 +42,7 @@ from rfdlc.data.dataset import PHOTOGRAPHS, Normalisation, Split
 from rfdlc.data.images import ImageFiles, PackedText
 from rfdlc.data.loader import ResidentLoader
 from rfdlc.data.streamed import StreamedLoader, View
-from rfdlc.files import replacing
+from rfdlc.formats.files import replacing
 
 RESULTS = Path(__file__).parent / "results" / "data.csv"
 COLUMNS = [

@@ -38,9 +38,9 @@ import torch
 
 from recording import write
 from rfdlc.data.images import ImageFiles
-from rfdlc.data.sources.arrays import ZippedRows
-from rfdlc.integrations.embedding import ON_CPU, ON_GPU, Rows, embed
-from rfdlc.integrations.parts import Parts
+from rfdlc.data.readers.arrays import ZippedRows
+from rfdlc.predicting.embed import ON_CPU, ON_GPU, Rows, embed
+from rfdlc.predicting.parts import Parts
 from rfdlc.training import embedding
 from rfdlc.training.embedding import Embedder, new_embedder
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recording import write
-from rfdlc.decide.classes import Classes
+from rfdlc.probabilities.classes import Classes
 from rfdlc.training.execution import Execution
 from rfdlc.training.losses import RunLosses
 from rfdlc.training.methods import METHODS, resolve

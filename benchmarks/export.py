@@ -35,17 +35,17 @@ from torch.nn import functional
 from recording import write
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.loader import Normaliser
-from rfdlc.decide.classes import Classes
-from rfdlc.decide.utility import Utility
-from rfdlc.integrations.onnx import exporting
-from rfdlc.integrations.onnx.exporting import (
+from rfdlc.decisions.utility import Utility
+from rfdlc.exporting import export as exporting
+from rfdlc.exporting.export import (
     TIE,
     TOLERANCE,
     Rounding,
     export,
     measure_rounding,
 )
-from rfdlc.integrations.onnx.model import OnnxModel
+from rfdlc.predicting.onnx_model import OnnxModel
+from rfdlc.probabilities.classes import Classes
 from rfdlc.training.methods import METHODS
 from rfdlc.training.model import Model, OwnBackbone
 from rfdlc.training.networks.backbones import BACKBONES, Bottleneck

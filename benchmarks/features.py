@@ -65,7 +65,7 @@ from recording import write
 from rfdlc import Dataset, Decider, Utility, evaluate
 from rfdlc.data.dataset import Normalisation
 from rfdlc.data.longtail import hold_out_indices, profile_counts, subset
-from rfdlc.decide.scores import softmax
+from rfdlc.probabilities.scores import softmax
 from rfdlc.training.trainer import balanced_positions
 
 Array = NDArray[Any]

@@ -30,8 +30,8 @@ import numpy as np
 
 import rfdlc
 from recording import RESULTS, append, commit, hardware, versions
-from rfdlc.decide.folds import out_of_fold
-from rfdlc.decide.predictions import Predictions
+from rfdlc.probabilities.folds import out_of_fold
+from rfdlc.probabilities.predictions import Predictions
 from rfdlc.training.model import Model
 
 BACKBONE = "timm:tf_efficientnet_lite0"

@@ -54,9 +54,9 @@ import numpy as np
 
 import rfdlc
 from recording import RESULTS, append, commit, hardware, versions
-from rfdlc.decide.calibrators import CALIBRATORS
-from rfdlc.decide.metrics import bin_of
-from rfdlc.decide.predictions import Predictions
+from rfdlc.evaluation.metrics import bin_of
+from rfdlc.probabilities.calibrators import CALIBRATORS
+from rfdlc.probabilities.predictions import Predictions
 from rfdlc.training._stacking import OWN
 from rfdlc.training.methods import SMALL_CNN
 from rfdlc.training.model import Model

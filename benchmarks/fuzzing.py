@@ -233,7 +233,7 @@ def _load(folder: Path, **options: Any) -> Read:
 
 
 def _predictions(folder: Path) -> Read:
-    from rfdlc.decide.predictions import Predictions
+    from rfdlc.probabilities.predictions import Predictions
 
     return Predictions.load
 
@@ -344,7 +344,7 @@ def _read_run(folder: Path) -> Read:
 
 
 def _exported(folder: Path) -> Path:
-    from rfdlc.integrations.onnx.exporting import export
+    from rfdlc.exporting.export import export
 
     path = _run().parent / "model.onnx"
     if not path.exists():
@@ -359,7 +359,7 @@ def _onnx(folder: Path) -> Inputs:
     """
     import onnx
 
-    from rfdlc.integrations.onnx.model import (
+    from rfdlc.predicting.onnx_model import (
         CHECKSUM_LENGTH,
         METADATA_KEY,
         with_checksum,
@@ -380,7 +380,7 @@ def _onnx(folder: Path) -> Inputs:
 
 
 def _read_onnx(folder: Path) -> Read:
-    from rfdlc.integrations.onnx.model import OnnxModel
+    from rfdlc.predicting.onnx_model import OnnxModel
 
     return OnnxModel.load
 
@@ -432,9 +432,9 @@ def _reader(kind: str) -> Callable[[Path], Read]:
     def make(folder: Path) -> Read:
         from fastapi import HTTPException
 
-        from rfdlc.integrations.server.backend import Answer, Limits, open_backend
-        from rfdlc.integrations.server.inference import Inference
-        from rfdlc.integrations.server.requests import Reader
+        from rfdlc.serving.backend import Answer, Limits, open_backend
+        from rfdlc.serving.inference import Inference
+        from rfdlc.serving.requests import Reader
 
         backend = open_backend(_run())
         reader = Reader(backend, Limits())
@@ -473,13 +473,13 @@ def _images(folder: Path) -> Inputs:
 
 
 def _utility(folder: Path) -> Read:
-    from rfdlc.decide.utility import Utility
+    from rfdlc.decisions.utility import Utility
 
     return Utility.read_csv
 
 
 def _classes(folder: Path) -> Read:
-    from rfdlc.decide.classes import Classes
+    from rfdlc.probabilities.classes import Classes
 
     return Classes.from_json
 
@@ -531,7 +531,7 @@ PARSERS = {
 MODULES = (
     "rfdlc.data.load",
     "rfdlc.training.model",
-    "rfdlc.integrations.server.inference",
+    "rfdlc.serving.inference",
     "pyarrow.dataset",
     "sklearn.tree",
 )

@@ -64,32 +64,28 @@ COLUMNS += (
 # and of what was promised.
 LINES = {
     "1 CIFAR files are parsed, never unpickled": "tests/data/test_cifar.py",
-    "2 parts of predictions belong to a job": (
-        "tests/integrations/predict/test_predict.py"
-    ),
+    "2 parts of predictions belong to a job": ("tests/predicting/test_predict.py"),
     "3 connections, trailers, bodies and slow readers": (
-        "tests/integrations/server/test_connections.py"
+        "tests/serving/test_connections.py"
     ),
     "4 work that timed out": (
-        "tests/integrations/server/test_workers.py"
-        " tests/integrations/server/test_malformed.py"
-        " tests/integrations/server/test_limits.py"
+        "tests/serving/test_workers.py"
+        " tests/serving/test_malformed.py"
+        " tests/serving/test_limits.py"
     ),
-    "5 ONNX external data": "tests/integrations/export/test_export.py",
+    "5 ONNX external data": "tests/exporting/test_export.py",
     "6 changed data are not resumed": "tests/training/test_run.py",
     "7 processes that disagree": "tests/training/test_processes.py",
     "8 one writer per run folder": "tests/training/test_run.py tests/test_hostile.py",
-    "9 utilities with a large offset": "tests/integrations/export/test_export.py",
+    "9 utilities with a large offset": "tests/exporting/test_export.py",
     "10 formulas, escapes, bombs, nonsense": (
-        "tests/test_hostile.py tests/integrations/server/test_limits.py "
-        "tests/integrations/server/test_connections.py"
+        "tests/test_hostile.py tests/serving/test_limits.py "
+        "tests/serving/test_connections.py"
     ),
     "promise: readiness and liveness, drain, TLS, limits": (
-        "tests/integrations/server/test_limits.py"
+        "tests/serving/test_limits.py"
     ),
-    "promise: Open Inference Protocol, versions": (
-        "tests/integrations/server/test_inference.py"
-    ),
+    "promise: Open Inference Protocol, versions": ("tests/serving/test_inference.py"),
 }
 Row = dict[str, Any]
 
@@ -230,7 +226,7 @@ def result(kind: str, out: Path) -> str:
         assert table.num_rows == 20_000
         return hashlib.sha256(repr(table.to_pydict()).encode()).hexdigest()
     if kind == "export":
-        from rfdlc.integrations.onnx.model import OnnxModel
+        from rfdlc.predicting.onnx_model import OnnxModel
 
         return hashlib.sha256(
             OnnxModel.load(out)

@@ -2,7 +2,7 @@
 
 `python benchmarks/lake.py` measures, each in a process of its own and all in one run:
 
-- the time of `rfdlc.integrations.deciding.decide_lake`, and that of pyarrow alone:
+- the time of `rfdlc.lakes.decide.decide_lake`, and that of pyarrow alone:
   reading the same columns and writing the same columns as `decide_lake` does (with
   pyarrow's defaults, a file per thread), and copying all that is read;
 - peak memory (resident), also for twice the rows;
@@ -77,7 +77,7 @@ def doubled(folder: Path, twice: Path) -> None:
 
 
 def decide(source: Path, out: Path) -> None:
-    from rfdlc.integrations.deciding import decide_lake
+    from rfdlc.lakes.decide import decide_lake
 
     decide_lake(source, out, decider())
 
@@ -215,7 +215,7 @@ def main() -> None:
 
         name, *paths = given.task
         if name == "decide":
-            import rfdlc.integrations.deciding  # noqa: F401
+            import rfdlc.lakes.decide  # noqa: F401
         started = time.perf_counter()
         tasks: dict[str, Any] = {
             "decide": decide,

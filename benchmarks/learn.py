@@ -40,11 +40,11 @@ from configurations import CONFIGS
 from recording import append, commit, hardware, versions
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
-from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import evaluate
-from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.priors import is_uniform
-from rfdlc.decide.utility import Utility
+from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.utility import Utility
+from rfdlc.evaluation.evaluate import evaluate
+from rfdlc.probabilities.predictions import Predictions
+from rfdlc.probabilities.priors import is_uniform
 from rfdlc.training.config import TrainConfig, parse_pairs
 from rfdlc.training.loop import build_stages, epochs, split_outputs
 from rfdlc.training.methods import METHODS, resolve

@@ -29,8 +29,8 @@ from sklearn.preprocessing import StandardScaler
 from recording import write
 from regret import TRAIN, WORLDS, World, scores
 from rfdlc import Classes, Decider, Utility
-from rfdlc.decide.metrics import METRICS
-from rfdlc.decide.outcomes import Outcomes
+from rfdlc.evaluation.metrics import METRICS
+from rfdlc.evaluation.outcomes import Outcomes
 from tabular import generated, long_tailed
 
 UTILITIES, TEST, DRAWS = 20, 10_000, 3

@@ -32,7 +32,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 from recording import in_parallel, write
 from rfdlc import Classes, Decider, Utility
-from rfdlc.decide import priors
+from rfdlc.probabilities import priors
 
 Array = NDArray[Any]
 COUNTS = np.array([4000, 500, 120, 40, 10, 6])

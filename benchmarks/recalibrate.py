@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from recording import RESULTS, append, commit, hardware, in_parallel, versions, write
-from rfdlc.decide.classes import Classes
-from rfdlc.decide.decider import Decider
-from rfdlc.decide.designs import Labels, sampled
-from rfdlc.decide.feedback import Revision, options, review_weights
-from rfdlc.decide.monitor import Decided
-from rfdlc.decide.utility import Utility
+from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError
+from rfdlc.monitoring.designs import Labels, sampled
+from rfdlc.monitoring.feedback import Revision, options, review_weights
+from rfdlc.monitoring.monitor import Decided
+from rfdlc.probabilities.classes import Classes
 
 Array = np.ndarray[Any, Any]
 Row = dict[str, Any]

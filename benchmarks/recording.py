@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rfdlc.files import replacing
+from rfdlc.formats.files import replacing
 
 RESULTS = Path(__file__).parent / "results"
 MEASURED = ("what", "value", "unit", "reference", "ratio", "required")

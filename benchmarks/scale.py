@@ -38,7 +38,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from recording import write
-from rfdlc.decide.classes import as_classes
+from rfdlc.probabilities.classes import as_classes
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import method_net
 from rfdlc.training.networks.particles import ParticleNet

@@ -54,9 +54,9 @@ from numpy.typing import NDArray
 
 from recording import RESULTS, in_parallel, write
 from rfdlc import Classes, Decider, Utility
-from rfdlc.decide.folds import out_of_fold
-from rfdlc.decide.scores import safe_log, softmax
-from rfdlc.decide.sets import KINDS, PredictionSets
+from rfdlc.decisions.sets import KINDS, PredictionSets
+from rfdlc.probabilities.folds import out_of_fold
+from rfdlc.probabilities.scores import safe_log, softmax
 
 Array = NDArray[Any]
 COVERAGE, CLASSES, NEW = 0.9, 10, 20_000

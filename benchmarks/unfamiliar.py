@@ -71,8 +71,8 @@ from sklearn.preprocessing import StandardScaler
 import rfdlc
 from recording import in_parallel, write
 from rfdlc.data.longtail import hold_out_indices, profile_counts, subset
-from rfdlc.decide.scores import softmax
-from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, quantile
+from rfdlc.decisions.unfamiliar import Unfamiliar, fitted_unfamiliar, quantile
+from rfdlc.probabilities.scores import softmax
 from unfamiliar_scores import of_features, of_logits
 from unfamiliar_simulated import PLACES, digits, gaussians, texts
 

@@ -55,7 +55,7 @@ from sklearn.datasets import load_digits
 import rfdlc
 from rfdlc.data.dataset import Split
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.decide.unfamiliar import FeatureDistance
+from rfdlc.decisions.unfamiliar import FeatureDistance
 from rfdlc.training.embedding import new_embedder
 from rfdlc.training.loop import split_outputs
 from rfdlc.training.model import Model, choose_device

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.decide.scores import Scores, softmax
-from rfdlc.decide.uncertainty import entropy, mutual_information
-from rfdlc.decide.unfamiliar import FeatureDistance, energy
+from rfdlc.decisions.unfamiliar import FeatureDistance, energy
+from rfdlc.probabilities.scores import Scores, softmax
+from rfdlc.probabilities.uncertainty import entropy, mutual_information
 
 Array = NDArray[Any]
 Parts = dict[str, Array]

@@ -44,7 +44,8 @@ from numpy.typing import NDArray
 
 from recording import in_parallel, write
 from rfdlc import Classes, Decider, Utility
-from rfdlc.decide.monitor import (
+from rfdlc.decisions.unfamiliar import FeatureDistance
+from rfdlc.monitoring.monitor import (
     LEVELS,
     MISFIT,
     PRIOR,
@@ -55,7 +56,6 @@ from rfdlc.decide.monitor import (
     Reference,
     assess,
 )
-from rfdlc.decide.unfamiliar import FeatureDistance
 
 MONTH, BEFORE, AFTER, WINDOW, NEAR = 30_000, 1000, 1000, 5000, 0.02
 LONG = 20_000

@@ -25,8 +25,8 @@ from load import Reply, load, server
 from load import request as post
 from recording import write
 from rfdlc.data.load import load as load_data
-from rfdlc.decide.feedback import decider_version
-from rfdlc.integrations.watching import read_log
+from rfdlc.monitoring.feedback import decider_version
+from rfdlc.monitoring.watch import read_log
 from rfdlc.training.model import Model
 from rfdlc.training.train import train
 

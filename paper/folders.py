@@ -14,7 +14,7 @@ import numpy as np
 
 from paper.grids import Wanted, run_settings
 from rfdlc import InputError, Predictions
-from rfdlc.files import read_json, replacing
+from rfdlc.formats.files import read_json, replacing
 
 RECORD = (  # in the run folder: how long it took, and of which commit it is
     "experiment.json"

@@ -13,7 +13,7 @@ from paper.results import Mean
 from paper.scoring import DECISION_METRICS, TRUST_METRICS
 from paper.specs import DATA_TITLES
 from paper.tables import Cell, Row, Table
-from rfdlc.decide.metrics import METRICS
+from rfdlc.evaluation.metrics import METRICS
 
 NOT_MEASURED = "not measured here"
 MARK = "≠"

@@ -16,7 +16,7 @@ import numpy as np
 from paper.scoring import Point, Value
 from rfdlc import InputError
 from rfdlc.errors import listing
-from rfdlc.files import locked, replacing
+from rfdlc.formats.files import locked, replacing
 
 PACKAGED = Path(__file__).parent / "results"
 COLUMNS = {

@@ -29,14 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc import Classes, Decider, Predictions, Utility
-from rfdlc.decide import metrics, uncertainty
-from rfdlc.decide.classes import Indices
-from rfdlc.decide.evaluation import entries
-from rfdlc.decide.metrics import METRICS
-from rfdlc.decide.outcomes import Outcomes
-from rfdlc.decide.rules import largest
-from rfdlc.decide.scores import Floats, safe_log
-from rfdlc.files import read_json
+from rfdlc.decisions.rules import largest
+from rfdlc.evaluation import metrics
+from rfdlc.evaluation.evaluate import entries
+from rfdlc.evaluation.metrics import METRICS
+from rfdlc.evaluation.outcomes import Outcomes
+from rfdlc.formats.files import read_json
+from rfdlc.probabilities import uncertainty
+from rfdlc.probabilities.classes import Indices
+from rfdlc.probabilities.scores import Floats, safe_log
 
 PENALTIES = (
     0.0,

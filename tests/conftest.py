@@ -37,7 +37,7 @@ def quick_calibration() -> Iterator[None]:
     """A temperature where nothing else is asked for: for tests of what is done with a
     run, not of its calibration.
     """
-    from rfdlc.decide import calibrators
+    from rfdlc.probabilities import calibrators
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrators, "needs_power", lambda *given: False)

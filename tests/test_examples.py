@@ -56,7 +56,7 @@ def test_an_example_uses_public_names_and_shows_a_figure(file):
 def test_there_are_eight_and_private_names_would_be_found():
     assert len(EXAMPLES) == 8
     hidden = (
-        "import rfdlc.cli.decide\nfrom rfdlc.decide.rules import"
+        "import rfdlc.cli.decide\nfrom rfdlc.decisions.rules import"
         " largest\nrfdlc.Decider._check"
     )
     assert used_names(ast.parse(hidden)) == {

@@ -16,11 +16,11 @@ import pyarrow.parquet
 import pytest
 
 import rfdlc
-from rfdlc import files
 from rfdlc.cli import main
 from rfdlc.errors import printable
-from rfdlc.table_writing import write_table
-from rfdlc.tables import open_table
+from rfdlc.formats import files
+from rfdlc.formats.table_writing import write_table
+from rfdlc.formats.tables import open_table
 
 FORMULAS = [
     "=cmd|'/c calc'!A1",
@@ -99,7 +99,7 @@ def test_formulas_in_names_go_round(tmp_path, capsys, monkeypatch):
     assert cells_of(out)[7:9] == ["'=1+1", "'=cmd|x!A1"]
     columns = {
         name: column.to_pylist()
-        for name, column in rfdlc.tables.read_columns(out).items()
+        for name, column in rfdlc.formats.tables.read_columns(out).items()
     }
     assert columns["id"] == ["=1+1", "@x"]
     assert columns["action"] == ["=cmd|x!A1", "-1"]
@@ -290,7 +290,10 @@ def test_sizes_of_arrow_files_are_known_before_they_are_decompressed(tmp_path):
     for options in ({}, {"compression": "zstd"}, {"compression": "lz4"}, old):
         arrow(path, table, **options)
         sizes.append(files.ipc_size(path))
-        assert rfdlc.tables.read_columns(path)["b"].to_pylist() == words.to_pylist()
+        assert (
+            rfdlc.formats.tables.read_columns(path)["b"].to_pylist()
+            == words.to_pylist()
+        )
     assert sizes == sizes[:1] * 4
     assert 0 <= sizes[0] - table.nbytes < 200  # the ends of texts, once more per batch
     path.write_bytes(path.read_bytes()[:-20])

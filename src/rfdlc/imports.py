@@ -14,7 +14,7 @@ from pathlib import Path
 from traceback import extract_tb
 
 from rfdlc.errors import InputError, choose, expect
-from rfdlc.files import read_json
+from rfdlc.formats.files import read_json
 
 RECORDED = "imports"  # in config.json of a run folder
 IMPORTED: list[str] = []  # by this process, files by their whole path

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rfdlc.cli import app
 from rfdlc.cli.demo import ABSTAINS, DECIDED, ENSEMBLE, LIKELIEST, MEANING, _said
-from rfdlc.decide.comparison import Difference
+from rfdlc.evaluation.comparison import Difference
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

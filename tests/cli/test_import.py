@@ -13,10 +13,10 @@ import pytest
 import rfdlc
 from rfdlc import imports
 from rfdlc.data import load
-from rfdlc.decide.calibrators import CALIBRATORS
-from rfdlc.decide.metrics import METRICS
-from rfdlc.integrations.server.workers import Child
+from rfdlc.evaluation.metrics import METRICS
 from rfdlc.methods import METHODS
+from rfdlc.probabilities.calibrators import CALIBRATORS
+from rfdlc.serving.workers import Child
 
 OWN = """
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.load import register_source
-from rfdlc.decide.calibrators import Calibrator, register_calibrator
-from rfdlc.decide.metrics import Metric, register_metric
+from rfdlc.probabilities.calibrators import Calibrator, register_calibrator
+from rfdlc.evaluation.metrics import Metric, register_metric
 from rfdlc.methods import METHODS, Method, Option
 from beside_own import halved
 

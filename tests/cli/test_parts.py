@@ -8,7 +8,7 @@ import pytest
 from scipy.special import softmax
 
 from rfdlc import Classes, Decider, Predictions, Utility, evaluate
-from rfdlc.decide.evaluation import Evaluation
+from rfdlc.evaluation.evaluate import Evaluation
 
 NAMES = ["flu", "cold", "tumour"]
 MATRIX = np.array([[1, 0, 0, 0.5], [0, 1, 0, 0.5], [-4, -4, 1, 0.5]])

@@ -16,7 +16,7 @@ from rfdlc.errors import InputError
 SPECIES = ("deer", "fox", "owl")
 EMBED = (
     "--backbone",
-    "tests.integrations.embed.encoders:corners",
+    "tests.predicting.encoders:corners",
     "--image-size",
     "8",
     "--device",
@@ -199,7 +199,7 @@ def model(rows):
         root / "all.parquet",
         target="species",
         image_size=8,
-        backbone="tests.integrations.embed.encoders:corners",
+        backbone="tests.predicting.encoders:corners",
         device="cpu",
     )
     return rfdlc.train(features.path, "ce", root / "run", epochs=2, device="cpu").path

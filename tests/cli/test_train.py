@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from rfdlc.cli import app
 from rfdlc.cli.request import UtilityRequest
 from rfdlc.cli.train import _learned_little
-from rfdlc.decide.decider import Decider
-from rfdlc.decide.predictions import Predictions
+from rfdlc.decisions.decider import Decider
 from rfdlc.errors import InputError
-from rfdlc.integrations.server.backend import open_backend
+from rfdlc.probabilities.predictions import Predictions
+from rfdlc.serving.backend import open_backend
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
 

@@ -9,11 +9,11 @@ from scipy.special import softmax
 
 import rfdlc
 from rfdlc import Classes, Decider, Predictions, Utility
-from rfdlc.decide.designs import Labels, sampled
-from rfdlc.decide.feedback import check_outcomes
-from rfdlc.decide.monitor import Decided, Reference
-from rfdlc.integrations.server.backend import Answer
-from rfdlc.integrations.server.decision_log import DecisionLog
+from rfdlc.monitoring.designs import Labels, sampled
+from rfdlc.monitoring.feedback import check_outcomes
+from rfdlc.monitoring.monitor import Decided, Reference
+from rfdlc.serving.backend import Answer
+from rfdlc.serving.decision_log import DecisionLog
 
 MIX = np.array([0.8, 0.15, 0.05])
 CLASSES = Classes.from_counts([8000, 1500, 500], ["common", "<seldom>", "rare"])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rfdlc
-from rfdlc.data.sources.longtailed import _matrix, _table
+from rfdlc.data.readers.longtailed import _matrix, _table
 from rfdlc.errors import InputError
 
 

@@ -347,7 +347,7 @@ def test_a_folder_with_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
     monkeypatch.setattr(
-        "rfdlc.data.sources.image_files.FITS_IN_MEMORY", 2**30 if in_memory else 0
+        "rfdlc.data.readers.image_files.FITS_IN_MEMORY", 2**30 if in_memory else 0
     )
     for i, image in enumerate(photographs(20)):
         place = tmp_path / "ab"[i % 2] / f"{i:02}.png"

@@ -23,8 +23,8 @@ from rfdlc.data.images import (
     open_image,
     planes,
 )
+from rfdlc.data.readers.image_files import find_images
 from rfdlc.data.samples import InputSpec, open_samples
-from rfdlc.data.sources.image_files import find_images
 from rfdlc.errors import InputError
 
 
@@ -558,7 +558,7 @@ def test_two_folders_for_one_split(folder: Path) -> None:
 def test_what_does_not_fit_stays_on_disk(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 1000)
+    monkeypatch.setattr("rfdlc.data.readers.image_files.FITS_IN_MEMORY", 1000)
     data = rfdlc.load(folder, test_fraction=0.4)
     assert isinstance(data.train.inputs, ImageFiles)
     assert (data.train.inputs.root / data.train.inputs.names[0]).is_file()
@@ -657,7 +657,7 @@ def test_published_counts_are_compared(lists: Path) -> None:
 def test_the_published_numbers_raise_no_warning(
     lists: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rfdlc.data.sources import image_lists
+    from rfdlc.data.readers import image_lists
 
     monkeypatch.setitem(
         image_lists.PUBLISHED,

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from rfdlc.cli import app, main
 from rfdlc.data.inspection import Inspection, plot_tail
 from rfdlc.data.load import load
-from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
+from rfdlc.probabilities.classes import Classes
 
 
 def run(*arguments: object) -> str:
@@ -105,7 +105,7 @@ def test_broken_files_stop_it_or_are_counted(
 def test_damage_behind_a_good_header_is_found_in_files_that_are_streamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 10)
+    monkeypatch.setattr("rfdlc.data.readers.image_files.FITS_IN_MEMORY", 10)
     pixels = np.random.default_rng(0).integers(0, 256, (6, 40, 40), dtype=np.uint8)
     for i in range(6):
         path = tmp_path / "ab"[i % 2] / f"{i}.png"
@@ -229,7 +229,7 @@ def test_all_broken_images_are_named_at_once(
     """An empty file is found by its header, truncated ones when they are decoded: one
     error names both kinds.
     """
-    monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", fits)
+    monkeypatch.setattr("rfdlc.data.readers.image_files.FITS_IN_MEMORY", fits)
     rng = np.random.default_rng(0)
     for i in range(12):
         Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(

@@ -126,7 +126,7 @@ def test_wrong_group_files_are_named(tmp_path: Path, text: str, message: str) ->
 def test_files_on_disk_are_decoded_and_the_broken_ones_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 10)
+    monkeypatch.setattr("rfdlc.data.readers.image_files.FITS_IN_MEMORY", 10)
     for i, (place, shade) in enumerate(
         [("train/a", 1), ("train/a", 2), ("train/b", 3), ("test/a", 2), ("test/b", 9)]
     ):

@@ -168,7 +168,7 @@ def test_a_cache_holds_what_is_decoded(
     )
     (root / "a" / "00.png").write_bytes((root / "a" / "00.png").read_bytes()[:900])
     monkeypatch.setattr(
-        "rfdlc.data.sources.image_files.FITS_IN_MEMORY", 2**30 if in_memory else 0
+        "rfdlc.data.readers.image_files.FITS_IN_MEMORY", 2**30 if in_memory else 0
     )
     options = {"image_size": 14, "fit": fit, "skip_broken": True, "test_fraction": 0}
     first, again = (rfdlc.load(root, cache=cache, **options) for _ in range(2))

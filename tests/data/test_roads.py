@@ -15,7 +15,7 @@ import rfdlc
 from rfdlc.data.samples import InputSpec, holds_features, open_samples
 from rfdlc.data.splits import open_splits
 from rfdlc.errors import InputError
-from rfdlc.tables import read_columns
+from rfdlc.formats.tables import read_columns
 
 RNG = np.random.default_rng(0)
 

@@ -9,8 +9,8 @@ from PIL import Image
 
 import rfdlc
 from rfdlc.errors import InputError
+from rfdlc.formats.tables import open_table, split_files
 from rfdlc.progress import shown
-from rfdlc.tables import open_table, split_files
 
 
 def rows(count, seed):
@@ -124,7 +124,7 @@ def test_image_folders_are_not_searched_for_tables(tmp_path, monkeypatch):
                 )
     asked = []
     monkeypatch.setattr(
-        "rfdlc.data.sources.image_files.is_table", lambda path: asked.append(path)
+        "rfdlc.data.readers.image_files.is_table", lambda path: asked.append(path)
     )
     assert len(rfdlc.load(tmp_path).train) == 6
     assert not asked

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import rfdlc
-from rfdlc.data.cells import as_text, parse_column, stray_texts
 from rfdlc.data.columns import names_rows
 from rfdlc.data.dataset import spelt_alike
 from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.data.table import TableEncoder, blurred, strays_among
-from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
+from rfdlc.formats.cells import as_text, parse_column, stray_texts
+from rfdlc.probabilities.classes import Classes
 
 ROWS = """patient_id,age,sex,note,split,label
 p1,30,f,a,train,ill

@@ -9,10 +9,10 @@ from scipy.special import softmax
 from paper import results
 from paper.folders import RECORD, copy_light
 from paper.scoring import Point, Value, eq12, score
-from rfdlc.decide.classes import Classes
-from rfdlc.decide.decider import Decider
-from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.utility import Utility
+from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.utility import Utility
+from rfdlc.probabilities.classes import Classes
+from rfdlc.probabilities.predictions import Predictions
 
 CLASSES = Classes.from_counts({"bird": 90, "airplane": 30, "ship": 10, "frog": 3})
 

@@ -8,8 +8,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import rfdlc
-from rfdlc.decide.unfamiliar import FeatureDistance
-from rfdlc.integrations.server.backend import open_backend
+from rfdlc.decisions.unfamiliar import FeatureDistance
+from rfdlc.serving.backend import open_backend
 from rfdlc.training.familiarity import FAR, SHRUNK, USUAL, Familiarity, first_stages
 from rfdlc.training.networks.backbones import backbone, large_resnet, own
 from rfdlc.training.networks.particles import ParticleNet

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 import rfdlc
 from rfdlc.data.loader import seeded
-from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
+from rfdlc.probabilities.classes import Classes
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.loop import (
     SHARES,
@@ -410,7 +410,7 @@ def test_better_than_balanced_logistic_regression_in_spite_of_offset_and_scales(
 
 @pytest.mark.usefixtures("quick_exports")
 def test_exported_and_served_it_decides_the_same(run, data, tmp_path):
-    from rfdlc.integrations.server.backend import Answer, open_backend
+    from rfdlc.serving.backend import Answer, open_backend
 
     actions = rfdlc.Model.load(run).decide(data.test.array)
     found = rfdlc.export(run, tmp_path / "model.onnx")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.special import digamma, gammaln
 
-from rfdlc.decide.classes import Classes
+from rfdlc.probabilities.classes import Classes
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.losses import mean_loss
 from rfdlc.training.losses.terms import Routing, SelfDistillation, dirichlet_divergence

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rfdlc
-from rfdlc.integrations.report.attention import grad_cam
-from rfdlc.integrations.server.backend import open_backend
+from rfdlc.reporting.attention import grad_cam
+from rfdlc.serving.backend import open_backend
 
 SETTINGS = {
     "backbone": "resnet8",

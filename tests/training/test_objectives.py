@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rfdlc.decide.classes import Classes
+from rfdlc.probabilities.classes import Classes
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.losses import mean_loss
 from rfdlc.training.losses.terms import (

@@ -25,7 +25,7 @@ from PIL import Image  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
-from rfdlc.decide.classes import Classes  # noqa: E402
+from rfdlc.probabilities.classes import Classes  # noqa: E402
 from rfdlc.training import loop  # noqa: E402
 from rfdlc.training.methods import resolve  # noqa: E402
 from rfdlc.training.model import method_net, start_of  # noqa: E402
@@ -266,8 +266,8 @@ def test_exported_it_decides_the_same_and_is_served(run, tmp_path):
     import onnx
     from starlette.testclient import TestClient
 
-    from rfdlc.integrations.server.app import create_app
-    from rfdlc.integrations.server.backend import open_backend
+    from rfdlc.serving.app import create_app
+    from rfdlc.serving.backend import open_backend
 
     parity = rfdlc.export(run, tmp_path / "model.onnx").parity
     assert parity.decisions_changed == 0

@@ -89,7 +89,7 @@ def test_image_files_are_profiled_for_some_batches(quick, tmp_path, monkeypatch)
         place = tmp_path / "set" / "ab"[i % 2] / f"{i}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (16, 16), 10 * i).save(place)
-    monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 0)
+    monkeypatch.setattr("rfdlc.data.readers.image_files.FITS_IN_MEMORY", 0)
     read = []
     monkeypatch.setattr(StreamedLoader, "epoch", _counted(StreamedLoader.epoch, read))
     data = rfdlc.load(tmp_path / "set", test_fraction=0.5)

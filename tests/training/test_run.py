@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.errors import InputError
-from rfdlc.files import owned
+from rfdlc.formats.files import owned
 from rfdlc.training import run as run_module
 from rfdlc.training import trainer
 from rfdlc.training.loop import TrainingStopped
@@ -608,7 +608,7 @@ def test_image_files_are_streamed(tmp_path, monkeypatch):
         for i in range(count):
             pixels = (level + rng.integers(-30, 30, (20, 20, 3))).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
-    monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 0)
+    monkeypatch.setattr("rfdlc.data.readers.image_files.FITS_IN_MEMORY", 0)
     given = {
         "backbone": "resnet8",
         "epochs": 3,

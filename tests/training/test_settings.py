@@ -4,8 +4,8 @@ from importlib.resources import files
 
 import pytest
 
-from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
+from rfdlc.probabilities.classes import Classes
 from rfdlc.training.config import TrainConfig, parse_pairs, preset
 from rfdlc.training.methods import METHODS, carried_prior, resolve
 

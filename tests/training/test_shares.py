@@ -8,8 +8,8 @@ from sklearn.datasets import load_digits
 
 import rfdlc
 from rfdlc.cli.request import UtilityRequest
-from rfdlc.decide.predictions import Predictions
 from rfdlc.errors import InputError
+from rfdlc.probabilities.predictions import Predictions
 
 ABSTAIN = UtilityRequest(abstain=1.0, budget="20%")
 

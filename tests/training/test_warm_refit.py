@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rfdlc
-from rfdlc.decide.predictions import Predictions
+from rfdlc.probabilities.predictions import Predictions
 from rfdlc.training.loop import build_stages
 from rfdlc.training.methods import find_method
 from rfdlc.training.step import Step

@@ -74,7 +74,7 @@ def inspect(
     - `rfdlc inspect photos/ data.image_size=128 data.fit=pad`
     """
     from rfdlc.data.inspection import Inspection, plot_tail
-    from rfdlc.data.sources.image_files import check_broken
+    from rfdlc.data.readers.image_files import check_broken
 
     check_writable(plot)
     options: dict[str, Any] = {
@@ -130,7 +130,7 @@ def _loaded(source: str, options: dict[str, Any]) -> "rfdlc.Dataset":
     """
     from rfdlc.data.images import BrokenImage
     from rfdlc.data.inspection import Inspection
-    from rfdlc.data.sources.image_files import check_broken
+    from rfdlc.data.readers.image_files import check_broken
 
     try:
         return rfdlc.load(source, **options)

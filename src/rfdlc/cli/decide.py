@@ -38,11 +38,11 @@ from rfdlc.cli.writing import (
     part_table,
 )
 from rfdlc.errors import are, expect, listing
-from rfdlc.files import replacing
-from rfdlc.tables import is_table, open_table
+from rfdlc.formats.files import replacing
+from rfdlc.formats.tables import is_table, open_table
 
 if TYPE_CHECKING:
-    from rfdlc.integrations.report.runs import ReportRun
+    from rfdlc.reporting.runs import ReportRun
 
 PREDICTIONS = (
     "CSV or Parquet with one column per class (and `target`, `id`), `.npz` with scores,"
@@ -132,8 +132,8 @@ def decide(
     """
     import numpy as np
 
-    from rfdlc.decide.scores import DECIDED
-    from rfdlc.table_writing import write_table
+    from rfdlc.formats.table_writing import write_table
+    from rfdlc.probabilities.scores import DECIDED
 
     limits = per_day(request.budget, time, save_decider)
     if out is not None and is_folder(out):
@@ -268,8 +268,8 @@ def evaluate(
     - `rfdlc evaluate probs.csv --calibrate val.csv --sets class --coverage 0.9`
     - `rfdlc evaluate "lake/*/*.parquet" --decider runs/a/decider.json`
     """
-    from rfdlc.decide.comparison import gain_over_argmax
-    from rfdlc.decide.metrics import readable
+    from rfdlc.evaluation.comparison import gain_over_argmax
+    from rfdlc.evaluation.metrics import readable
 
     pairs = [text.partition(":")[::2] for text in rate or []]
     for text, pair in zip(rate or [], pairs, strict=True):
@@ -390,7 +390,7 @@ def report(
     - `rfdlc report probs.csv --classes counts.csv --utility tail-sensitive --abstain
       0.2 --calibrate val.csv`
     """
-    from rfdlc.integrations.report.report import write_report
+    from rfdlc.reporting.report import write_report
 
     check_writable(out, endings=(".html", ".htm"))
     runs = _runs(files, request)
@@ -445,8 +445,8 @@ def compare(
     - `rfdlc compare a/0,a/1,a/2 b/0,b/1,b/2 --json`
     - `rfdlc compare runs/grid/method=ce,seed=0 runs/grid/method=la,seed=0`
     """
-    from rfdlc.integrations.report.runs import compare_runs
-    from rfdlc.table_writing import typeset
+    from rfdlc.formats.table_writing import typeset
+    from rfdlc.reporting.runs import compare_runs
 
     first, second = map(paths_in, (a, b))
     runs = _runs([*first, *second], request)
@@ -469,7 +469,7 @@ def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":
     """Each file with the same options, as `evaluate` reads them, and perhaps a
     calibration file of its own.
     """
-    from rfdlc.integrations.report.runs import alike, prepared, run_names
+    from rfdlc.reporting.runs import alike, prepared, run_names
 
     known = (file / CLASSES for file in files)
     like = next(
@@ -506,7 +506,7 @@ def mislabelled(
     - `rfdlc train patients.csv --out runs/folds --cv 5 && rfdlc mislabelled runs/folds
       --out suspects.csv`
     """
-    from rfdlc.table_writing import write_table
+    from rfdlc.formats.table_writing import write_table
 
     check_writable(out, endings=(".csv", ".parquet"))
     check_other(out, file)

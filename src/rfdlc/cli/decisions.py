@@ -10,14 +10,14 @@ import rfdlc
 from rfdlc.errors import are, counted, listing
 
 if TYPE_CHECKING:
-    from rfdlc.decide.rules import Explanation
+    from rfdlc.decisions.rules import Explanation
 
 
 def mean_value(utility: "rfdlc.Utility", value: float) -> str:
     """The mean expected utility in words: as a cost where utilities are costs with
     their sign changed.
     """
-    from rfdlc.decide.metrics import worth_in_words
+    from rfdlc.evaluation.metrics import worth_in_words
 
     return (
         f"Mean expected {'cost' if utility.has_costs else 'utility'}"
@@ -67,7 +67,7 @@ def decision_columns(
     decider: "rfdlc.Decider", found: "Explanation", ids: Any
 ) -> dict[str, list[Any]]:
     """Numbers have six significant digits, about the precision of float32."""
-    from rfdlc.decide.sets import set_texts
+    from rfdlc.decisions.sets import set_texts
 
     values = found.value, found.runner_up_value, found.probability
     value, next_value, probability = (
@@ -105,7 +105,7 @@ def deferral_lines(
     """The shares of a budget, from counts of actions of one batch; false alarms of
     unfamiliar samples.
     """
-    from rfdlc.decide.rules import OVER_BUDGET, UNFAMILIAR
+    from rfdlc.decisions.rules import OVER_BUDGET, UNFAMILIAR
 
     lines, budget, known = [], decider.budget, decider.unfamiliar
     if budget is not None:
@@ -133,7 +133,7 @@ def share_line(budget: Any, handed: Any, unfamiliar: bool, samples: int = 0) -> 
     """The shares of a budget beside those that were handed over, of a batch of so many
     samples; 0: by prices.
     """
-    from rfdlc.decide.metrics import readable
+    from rfdlc.evaluation.metrics import readable
 
     shown = (
         f"{name} {100 * share:.3g}%, handed over {handed[name]:.1%}"
@@ -181,7 +181,7 @@ def warn_of_flags(file: str, reasons: Any) -> None:
     """Say that samples which `predict --unfamiliar` has flagged are decided like
     others.
     """
-    from rfdlc.decide.rules import UNFAMILIAR
+    from rfdlc.decisions.rules import UNFAMILIAR
 
     if count := sum(str(reason) == UNFAMILIAR for reason in reasons):
         kept = (
@@ -209,7 +209,7 @@ def handed_over_by_day(
 def daily_line(
     limits: dict[str, int], days: dict[str, int], found: "Explanation"
 ) -> str:
-    from rfdlc.decide.rules import OVER_BUDGET
+    from rfdlc.decisions.rules import OVER_BUDGET
 
     least, largest = min(days.values()), max(days.values())
     most = ", ".join(f"{name} {count:,}" for name, count in limits.items())
@@ -225,7 +225,7 @@ def daily_line(
 
 
 def set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:
-    from rfdlc.decide.sets import PredictionSets
+    from rfdlc.decisions.sets import PredictionSets
 
     sets, summary = (
         decider.sets,

@@ -17,8 +17,8 @@ from rfdlc.cli.train import ready
 from rfdlc.cli.writing import new_table, output
 
 if TYPE_CHECKING:
-    from rfdlc.decide.comparison import Difference
-    from rfdlc.decide.outcomes import Outcomes
+    from rfdlc.evaluation.comparison import Difference
+    from rfdlc.evaluation.outcomes import Outcomes
 
 # Chosen on images that are neither training nor test images of the demo:
 # benchmarks/demo.py.
@@ -183,7 +183,7 @@ def decide_in_steps(
 
 def _decided(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> "Outcomes":
     """All test images are one batch: a budget is kept exactly."""
-    from rfdlc.decide.outcomes import Outcomes
+    from rfdlc.evaluation.outcomes import Outcomes
 
     p, actions = (
         decider.probabilities(predictions),
@@ -194,8 +194,8 @@ def _decided(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> "Out
 
 
 def _steps(found: "Mapping[str, Outcomes]") -> dict[str, Step]:
-    from rfdlc.decide.comparison import compare_outcomes
-    from rfdlc.decide.metrics import METRICS
+    from rfdlc.evaluation.comparison import compare_outcomes
+    from rfdlc.evaluation.metrics import METRICS
 
     steps, before = dict[str, Step](), None
     for name, outcomes in found.items():

@@ -285,7 +285,7 @@ def predict(
     with ready():
         try:
             if on_ray:
-                from rfdlc.integrations.ray import predict_source
+                from rfdlc.lakes.ray import predict_source
 
                 done = predict_source(run, source, out, address=address, **options)
             else:
@@ -503,8 +503,8 @@ def serve(
     - `rfdlc serve runs/a --host 0.0.0.0 --token-file token.txt`
     - `rfdlc serve runs/a --log-decisions decisions/ --decider decider.json`
     """
-    from rfdlc.integrations.server.backend import Limits
-    from rfdlc.integrations.server.serving import serve as serve_it
+    from rfdlc.serving.backend import Limits
+    from rfdlc.serving.serve import serve as serve_it
 
     pairs = [each.partition("=")[::2] for each in version or ()]
     for own, path in pairs:

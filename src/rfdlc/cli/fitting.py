@@ -16,8 +16,8 @@ _PER_DAY = re.compile(r"\s*(\d+)\s*/\s*day\s*", re.ASCII | re.IGNORECASE)
 
 def check_sets(sets: str | None, coverage: str | None, size: int | None) -> None:
     """Raise for options that do not fit together, before anything is read."""
-    from rfdlc.decide.budgets import as_share
-    from rfdlc.decide.sets import DISCOUNTS, KINDS, check_coverage
+    from rfdlc.decisions.budgets import as_share
+    from rfdlc.decisions.sets import DISCOUNTS, KINDS, check_coverage
 
     expect(
         sets is not None or coverage is None,
@@ -49,8 +49,8 @@ def with_sets(
     """The decider with the sets that the options ask for; those of a saved decider stay
     if they are these.
     """
-    from rfdlc.decide.budgets import as_share
-    from rfdlc.decide.sets import DISCOUNTS, PredictionSets, SetUtility
+    from rfdlc.decisions.budgets import as_share
+    from rfdlc.decisions.sets import DISCOUNTS, PredictionSets, SetUtility
 
     if sets is None:
         return decider
@@ -88,7 +88,7 @@ def with_deferral(
     """The decider with the budget, by `priced` samples, and the thresholds of
     unfamiliar ones, by held-out samples.
     """
-    from rfdlc.decide.budgets import as_share
+    from rfdlc.decisions.budgets import as_share
 
     per_time = (
         "is for `rfdlc decide` of one file, with --time COLUMN: give a share here, such"
@@ -122,7 +122,7 @@ def per_day(budget: str | None, time: str | None, save: Any) -> dict[str, int]:
     """Samples per day of `50/day` or `total=50/day,doctor=20/day`, by name; none for a
     share.
     """
-    from rfdlc.decide.budgets import TOTAL
+    from rfdlc.decisions.budgets import TOTAL
 
     if budget is None or not _PER_TIME.search(budget):
         expect(

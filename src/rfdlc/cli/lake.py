@@ -14,11 +14,11 @@ from rfdlc.cli import decisions
 from rfdlc.cli.request import Request
 from rfdlc.cli.writing import SHOWN, action_table, check_writable, output
 from rfdlc.errors import BrokenRows, InputError, counted, expect, listing
-from rfdlc.files import replacing
-from rfdlc.tables import PARQUET
+from rfdlc.formats.files import replacing
+from rfdlc.formats.tables import PARQUET
 
 if TYPE_CHECKING:
-    from rfdlc.data.lake import Lake
+    from rfdlc.lakes.reading import Lake
 
 MOST_BYTES = (
     2**28
@@ -27,7 +27,7 @@ MOST_BYTES = (
 
 def check_in_memory(file: str) -> Path:
     """The path of predictions that are read at once; raises for globs and URLs."""
-    from rfdlc.data.lake import names_many
+    from rfdlc.lakes.reading import names_many
 
     expect(
         not names_many(file),
@@ -40,7 +40,7 @@ def large_lake(file: str) -> "Lake | None":
     """Predictions that are evaluated from sums: globs, URLs, folders with partitions,
     other files or many bytes.
     """
-    from rfdlc.data.lake import Lake, is_lake, names_many
+    from rfdlc.lakes.reading import Lake, is_lake, names_many
 
     if not is_lake(file):
         return None
@@ -62,7 +62,7 @@ def evaluate_files(
     lake: "Lake", request: Request, groups: Any, uncertainty: str, json: bool
 ) -> None:
     """Evaluate from sums."""
-    from rfdlc.integrations.evaluating import evaluate_lake
+    from rfdlc.lakes.evaluate import evaluate_lake
 
     decider = prepare_lake(request, lake, ())
     found = evaluate_lake(
@@ -90,8 +90,8 @@ def prepare_lake(
     """The decider that the options ask for; columns are the classes, unless options or
     a saved decider name them.
     """
-    from rfdlc.data.lake import check_first_rows
-    from rfdlc.integrations.deciding import lake_prior
+    from rfdlc.lakes.decide import lake_prior
+    from rfdlc.lakes.reading import check_first_rows
 
     classes = request.checked_classes()
     named = None if classes else request.named_classes(lake.names, lake.source)
@@ -106,8 +106,8 @@ def _class_columns(lake: "Lake", keep: Sequence[str]) -> "rfdlc.Classes":
     """Every column but `id`, `target` and those that are kept; raises for one that does
     not hold numbers.
     """
-    from rfdlc.decide.scores import BOOK_KEEPING, class_columns
-    from rfdlc.tables import matrix_of
+    from rfdlc.formats.tables import matrix_of
+    from rfdlc.probabilities.scores import BOOK_KEEPING, class_columns
 
     names, first = (
         class_columns([name for name in lake.names if name not in keep]),
@@ -142,9 +142,9 @@ def decide_files(
     json: bool,
 ) -> None:
     """Decide file by file."""
-    from rfdlc.data.lake import Lake
-    from rfdlc.decide.wording import warn_of_share
-    from rfdlc.integrations.deciding import decide_lake
+    from rfdlc.decisions.wording import warn_of_share
+    from rfdlc.lakes.decide import decide_lake
+    from rfdlc.lakes.reading import Lake
 
     check_writable(saved)
     lake = Lake(source, skip_broken=skip_broken)

@@ -13,8 +13,8 @@ from typing import Any
 
 import rfdlc
 from rfdlc.errors import InputError, expect, listing, repeated
-from rfdlc.files import read_json
-from rfdlc.tables import is_table
+from rfdlc.formats.files import read_json
+from rfdlc.formats.tables import is_table
 
 CLASSES = "classes.json"  # of a run folder
 BUILDERS = ("one-hot", "tail-sensitive")
@@ -43,7 +43,7 @@ def with_expert(utility: "rfdlc.Utility", file: Path) -> "rfdlc.Utility":
     """The utility with an expert: a table of true classes and answers, and optionally a
     column of costs.
     """
-    from rfdlc.tables import CsvFile
+    from rfdlc.formats.tables import CsvFile
 
     names, columns = utility.classes.names, CsvFile(file).names
     missing = [
@@ -72,7 +72,7 @@ def read_classes(spec: str) -> "rfdlc.Classes":
     """`cat,dog,newt`; a JSON file or a run folder; a CSV with columns
     class,count[,group]; or predictions.
     """
-    from rfdlc.tables import SUFFIXES, open_table
+    from rfdlc.formats.tables import SUFFIXES, open_table
 
     path, ending = Path(spec), Path(spec).suffix.lower()
     if (path / CLASSES).is_file():  # of a run
@@ -156,7 +156,7 @@ def read_prior(spec: str, what: str) -> str | dict[str, float]:
 
 def table_columns(path: Path, *needed: str) -> dict[str, list[str]]:
     """The cells of a small table as text, by column."""
-    from rfdlc.tables import read_columns
+    from rfdlc.formats.tables import read_columns
 
     found = {name: cells.to_pylist() for name, cells in read_columns(path).items()}
     columns = {
@@ -176,7 +176,7 @@ def _numbers(
     """The number of each class; a whole one such as 12.000 may be meant as twelve
     thousand, and raises.
     """
-    from rfdlc.tables import is_number, number
+    from rfdlc.formats.tables import is_number, number
 
     found: dict[str, float] = {}
     for name, text in zip(names, texts, strict=False):
@@ -253,7 +253,7 @@ def _warn_of_sign(spec: str, utility: "rfdlc.Utility", costs: bool) -> None:
     """Costs read as utilities, or the reverse, would silently lead to the worst
     decisions.
     """
-    from rfdlc.decide.wording import UPSIDE_DOWN
+    from rfdlc.decisions.wording import UPSIDE_DOWN
 
     own = utility.class_action
     among = utility.matrix[:, own]  # (C, C): what deciding for each class is worth
@@ -350,7 +350,7 @@ def with_groups(
     predictions: "rfdlc.Predictions", column: str | None
 ) -> "rfdlc.Predictions":
     """With the groups that a column names, if it was read."""
-    from rfdlc.decide.priors import as_groups
+    from rfdlc.probabilities.priors import as_groups
 
     if column in predictions.columns:
         cells: Any = predictions.columns[column]
@@ -396,7 +396,7 @@ def rows_of(
         enough = not absent or (skip and len(absent) < len(known))
         if enough and len(row_of) == len(names) and len({*known}) == len({*ids}):
             return [row_of.get(name) for name in known]
-    from rfdlc.decide.classes import SKIPPING_UNKNOWN
+    from rfdlc.probabilities.classes import SKIPPING_UNKNOWN
 
     wrong = (
         f"{'none' if absent else 'several'} for"
@@ -416,8 +416,8 @@ def with_labels(
     """
     import numpy as np
 
-    from rfdlc.decide.classes import labelled_places
-    from rfdlc.decide.predictions import encode_targets
+    from rfdlc.probabilities.classes import labelled_places
+    from rfdlc.probabilities.predictions import encode_targets
 
     ids: Any = predictions.ids
     kept = labelled_places(

@@ -16,8 +16,8 @@ import rfdlc
 from rfdlc.cli import reading
 from rfdlc.cli.fitting import check_sets, with_deferral, with_sets
 from rfdlc.errors import are, choose, counted, expect, listing, repeated, suggestion
-from rfdlc.files import runs_inside
-from rfdlc.tables import is_table, open_table
+from rfdlc.formats.files import runs_inside
+from rfdlc.formats.tables import is_table, open_table
 
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
 CLASSES = (
@@ -120,7 +120,7 @@ FORMAT = "Print the table alone: `markdown`, or `latex` (package booktabs)."
 
 
 def _known_format(given: str | None) -> str | None:
-    from rfdlc.table_writing import FORMATS
+    from rfdlc.formats.table_writing import FORMATS
 
     return None if given is None else choose("format", given, FORMATS)
 
@@ -533,7 +533,7 @@ class Request(UtilityRequest):
         A budget of samples that are `ready`, calibrated and corrected, is found from
         them.
         """
-        from rfdlc.decide.wording import CORRECTED_TWICE
+        from rfdlc.decisions.wording import CORRECTED_TWICE
 
         saved = (
             reading.folder_decider(file) if self.decider is None else self.saved_decider
@@ -687,8 +687,8 @@ class LabelledRequest(Request):
         if self.labels is None:
             return predictions, decider
         from rfdlc.data.load import IDS, id_column
-        from rfdlc.data.sources.image_table import PATHS
-        from rfdlc.data.sources.table import TARGETS
+        from rfdlc.data.readers.image_table import PATHS
+        from rfdlc.data.readers.table import TARGETS
 
         named = reading.table_columns(self.labels)
         cells = {

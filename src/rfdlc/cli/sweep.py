@@ -110,7 +110,7 @@ def _means(found: list[dict[str, Any]], form: str | None) -> list[Any]:
     """
     from rich.console import Console
 
-    from rfdlc.table_writing import typeset
+    from rfdlc.formats.table_writing import typeset
     from rfdlc.training.sweep import DEVIATION
 
     known = [name for name in METRICS if name in found[0]]

@@ -23,7 +23,7 @@ from rfdlc.cli.request import (
 )
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect, listing, printable
-from rfdlc.files import FOLDED
+from rfdlc.formats.files import FOLDED
 from rfdlc.imports import check_imports
 from rfdlc.progress import announce, speaks
 
@@ -490,7 +490,7 @@ def _learned_little(loss: float, targets: Any) -> str | None:
     """
     import numpy as np
 
-    from rfdlc.decide.uncertainty import entropy
+    from rfdlc.probabilities.uncertainty import entropy
 
     alone = float(entropy(np.bincount(targets) / len(targets)))
     if (
@@ -534,7 +534,7 @@ def _never_likeliest(p: Any, predictions: "rfdlc.Predictions") -> list[str]:
 
 def _report_folds(found: Any, as_json: bool) -> None:
     """Metrics of out-of-fold predictions, and how far those of the folds are apart."""
-    from rfdlc.files import read_json
+    from rfdlc.formats.files import read_json
 
     metrics, path = read_json(found.path / "metrics.json"), found.path
     spread = [fold["accuracy"] for fold in metrics["folds"]]
@@ -601,7 +601,7 @@ def metrics_table(columns: dict[str, dict[str, Any]], title: str | None = None) 
     """The headline metrics of evaluations side by side; a column is what
     `Evaluation.to_dict` gives.
     """
-    from rfdlc.decide.evaluation import entries
+    from rfdlc.evaluation.evaluate import entries
 
     table = new_table("metric", *columns, title=title)
     found = [

@@ -13,7 +13,7 @@ from rfdlc.cli.reading import BUILDERS, read_classes, read_utility
 from rfdlc.cli.request import AbstainOption, Force, JsonOption, PenaltyOption
 from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import choose, expect, listing
-from rfdlc.files import replacing
+from rfdlc.formats.files import replacing
 
 app = typer.Typer(
     help="Write and look at utility matrices U[true, action].", no_args_is_help=True

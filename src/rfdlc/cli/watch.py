@@ -134,8 +134,8 @@ def recalibrate(
       by-action:review=100%,others=5%`
     - `rfdlc recalibrate decisions/ -o decider.json --kind prior --json`
     """
-    from rfdlc.decide.feedback import decider_version
-    from rfdlc.decide.metrics import readable
+    from rfdlc.evaluation.metrics import readable
+    from rfdlc.monitoring.feedback import decider_version
 
     check_writable(out, endings=(".json",))
     if kind is not None:

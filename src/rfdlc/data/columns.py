@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.cells import (
+from rfdlc.data.copies import first_copies
+from rfdlc.data.frames import list_of
+from rfdlc.data.readers.image_files import is_image
+from rfdlc.data.table import beyond, dropping, grouping, keeping
+from rfdlc.errors import expect, listing
+from rfdlc.formats.cells import (
     FEW,
     FEW_CATEGORIES,
     MOST_CATEGORIES,
@@ -25,13 +30,8 @@ from rfdlc.data.cells import (
     text_column,
     without,
 )
-from rfdlc.data.copies import first_copies
-from rfdlc.data.frames import list_of
-from rfdlc.data.sources.image_files import is_image
-from rfdlc.data.table import beyond, dropping, grouping, keeping
-from rfdlc.dates import is_date
-from rfdlc.errors import expect, listing
-from rfdlc.tables import is_number
+from rfdlc.formats.dates import is_date
+from rfdlc.formats.tables import is_number
 
 IDENTIFIES = (
     "column {0!r} is an identifier by its name ({1:,} values in {2:,} rows) and was"

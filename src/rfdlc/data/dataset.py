@@ -29,8 +29,8 @@ from rfdlc.data.longtail import (
     joined_groups,
 )
 from rfdlc.data.table import TableEncoder
-from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect, listing
+from rfdlc.probabilities.classes import Classes
 from rfdlc.progress import announce
 
 SPLITS = ("train", "val", "test")

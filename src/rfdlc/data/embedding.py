@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from rfdlc.data.images import Resizing
 from rfdlc.errors import InputError
-from rfdlc.files import sha256_of
+from rfdlc.formats.files import sha256_of
 
 VERSION = 1  # of the format: another number for whatever changes what is said
 OUTPUT = "output"  # the name of what a network returns, among its layers

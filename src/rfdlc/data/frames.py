@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.decide.classes import as_array
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.table_cells import skipped
-from rfdlc.tables import check_names
+from rfdlc.formats.table_cells import skipped
+from rfdlc.formats.tables import check_names
+from rfdlc.probabilities.classes import as_array
 
 CLASS, SPLIT = "target", "split"  # columns of what is given beside a data frame
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.errors import InputError, choose
-from rfdlc.files import locked, read_json, replacing
-from rfdlc.identity import digest_of_files
+from rfdlc.formats.files import locked, read_json, replacing
+from rfdlc.formats.identity import digest_of_files
 from rfdlc.progress import track
 
 if TYPE_CHECKING:

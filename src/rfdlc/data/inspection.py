@@ -17,9 +17,9 @@ from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.images import ImageFiles, attempt, decoded
 from rfdlc.data.longtail import subset
 from rfdlc.data.table import ColumnCode, TableEncoder
-from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
-from rfdlc.files import replacing
+from rfdlc.formats.files import replacing
+from rfdlc.probabilities.classes import Classes
 from rfdlc.style import STYLE, brief
 
 EXAMPLES = 5

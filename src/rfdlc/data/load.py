@@ -40,7 +40,7 @@ from rfdlc.data.dataset import (
     spelt_alike,
 )
 from rfdlc.data.frames import is_frame
-from rfdlc.data.sources import (
+from rfdlc.data.readers import (
     arrays,
     embedded,
     image_files,
@@ -52,9 +52,9 @@ from rfdlc.data.sources import (
     table,
 )
 from rfdlc.errors import InputError, counted, expect, listing, suggestion
+from rfdlc.formats.tables import SUFFIXES as OF_TABLES
+from rfdlc.formats.tables import is_table, open_table, read_columns, split_name
 from rfdlc.imports import FIRST
-from rfdlc.tables import SUFFIXES as OF_TABLES
-from rfdlc.tables import is_table, open_table, read_columns, split_name
 
 Reader = Callable[..., Dataset]
 Finder = Callable[[Path], Path]

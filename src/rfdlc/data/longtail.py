@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.data.copies import components
-from rfdlc.decide.scores import Floats
 from rfdlc.errors import expect
+from rfdlc.probabilities.scores import Floats
 
 FEW, STARTS = (
     32,

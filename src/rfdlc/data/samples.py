@@ -17,13 +17,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.cells import text_column
 from rfdlc.data.columns import names_rows
 from rfdlc.data.dataset import SKIPPING, Dataset, Split, as_inputs, choose_split
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import CROPPED, ImageFiles, Packed, PackedText, Resizing
 from rfdlc.data.load import expanded, find_reader, known_names, load, locate, options_of
-from rfdlc.data.sources import (
+from rfdlc.data.readers import (
     arrays,
     embedded,
     image_files,
@@ -31,7 +30,7 @@ from rfdlc.data.sources import (
     image_table,
     shards,
 )
-from rfdlc.data.sources.table import (
+from rfdlc.data.readers.table import (
     TARGETS,
     TableRows,
     doubtful,
@@ -39,11 +38,12 @@ from rfdlc.data.sources.table import (
     split_column,
 )
 from rfdlc.data.table import TableEncoder
-from rfdlc.decide.classes import Classes, as_array
-from rfdlc.decide.scores import GROUP
 from rfdlc.errors import InputError, expect, listing, suggestion
-from rfdlc.identity import digest_of_files, digest_of_table
-from rfdlc.tables import is_table, open_table, parquet_files, split_files
+from rfdlc.formats.cells import text_column
+from rfdlc.formats.identity import digest_of_files, digest_of_table
+from rfdlc.formats.tables import is_table, open_table, parquet_files, split_files
+from rfdlc.probabilities.classes import Classes, as_array
+from rfdlc.probabilities.scores import GROUP
 
 AHEAD = 2  # chunks that are read while one is computed
 Sources = str | Path | Sequence[str | Path]  # several are image files

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.cells import text_column
 from rfdlc.data.dataset import SKIPPING
 from rfdlc.data.load import GroupFile, expanded, find_reader, load, locate
+from rfdlc.data.readers import arrays, image_files, image_lists, image_table, shards
+from rfdlc.data.readers.table import rows_of_splits, split_column
 from rfdlc.data.samples import (
     InputSpec,
     Samples,
@@ -22,11 +23,10 @@ from rfdlc.data.samples import (
     splits_in,
     target_column,
 )
-from rfdlc.data.sources import arrays, image_files, image_lists, image_table, shards
-from rfdlc.data.sources.table import rows_of_splits, split_column
-from rfdlc.decide.classes import Classes, as_array
 from rfdlc.errors import expect, listing, suggestion
-from rfdlc.tables import open_table, read_columns
+from rfdlc.formats.cells import text_column
+from rfdlc.formats.tables import open_table, read_columns
+from rfdlc.probabilities.classes import Classes, as_array
 
 NO_IMAGES = "{}: holds features, not images: there is nothing to embed"
 

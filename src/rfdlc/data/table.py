@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.cells import (
+from rfdlc.data.frames import list_of, with_items
+from rfdlc.errors import InputError, expect, listing
+from rfdlc.formats.cells import (
     DIGITS,
     FEW,
     LARGEST,
@@ -31,10 +33,8 @@ from rfdlc.data.cells import (
     text_column,
     without,
 )
-from rfdlc.data.frames import list_of, with_items
-from rfdlc.dates import is_date
-from rfdlc.errors import InputError, expect, listing
-from rfdlc.tables import is_number, number
+from rfdlc.formats.dates import is_date
+from rfdlc.formats.tables import is_number, number
 
 LIMIT = re.compile(
     r"[<>\u2264\u2265]=?\s*\d+([.,]\d+)?", re.ASCII

@@ -17,7 +17,7 @@ from rfdlc.data.augment import AUGMENTATIONS
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.policy import Policy
-from rfdlc.decide.classes import Indices
+from rfdlc.probabilities.classes import Indices
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import ProcessGroup
 from rfdlc.training.factories import as_they_are, integrated_gain

@@ -17,13 +17,13 @@ import numpy as np
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
-from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import Evaluation, evaluate
-from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import CORRECTED
-from rfdlc.decide.utility import Utility
+from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.utility import Utility
 from rfdlc.errors import REPLACE, InputError, expect
-from rfdlc.files import FOLDED, replacing
+from rfdlc.evaluation.evaluate import Evaluation, evaluate
+from rfdlc.formats.files import FOLDED, replacing
+from rfdlc.probabilities.predictions import Predictions
+from rfdlc.probabilities.scores import CORRECTED
 from rfdlc.progress import announce
 from rfdlc.training.distributed import started_processes
 from rfdlc.training.model import Model

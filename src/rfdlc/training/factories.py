@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from rfdlc.data.loader import SAMPLINGS
-from rfdlc.decide.classes import Classes
 from rfdlc.errors import expect
+from rfdlc.probabilities.classes import Classes
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.losses import Loss, terms
 from rfdlc.training.networks.particles import Combination, Router

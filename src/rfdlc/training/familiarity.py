@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rfdlc.decide.classes import Indices
-from rfdlc.decide.scores import Floats
-from rfdlc.decide.unfamiliar import FeatureDistance, deviation, quantile, whitening
+from rfdlc.decisions.unfamiliar import FeatureDistance, deviation, quantile, whitening
+from rfdlc.probabilities.classes import Indices
+from rfdlc.probabilities.scores import Floats
 from rfdlc.training.networks.particles import ParticleNet
 
 FILE = "familiarity.safetensors"

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import evaluate
-from rfdlc.decide.predictions import Predictions
+from rfdlc.decisions.decider import Decider
 from rfdlc.errors import InputError, expect
+from rfdlc.evaluation.evaluate import evaluate
+from rfdlc.probabilities.predictions import Predictions
 
 # All that `Model.load` reads, and what people look for; no checkpoints, predictions or
 # training samples.

@@ -24,9 +24,9 @@ from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import ResidentLoader, normaliser, seeded, shard
 from rfdlc.data.streamed import StreamedLoader, View
-from rfdlc.decide.classes import Classes, Indices
-from rfdlc.decide.utility import Utility
+from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect, listing
+from rfdlc.probabilities.classes import Classes, Indices
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.execution import Execution, seed_all, torch_settings

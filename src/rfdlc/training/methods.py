@@ -11,11 +11,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from rfdlc.decide.classes import Classes
-from rfdlc.decide.priors import NAMED, Prior, as_prior
-from rfdlc.decide.utility import Utility
+from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.imports import choose_registered, register_first
+from rfdlc.probabilities.classes import Classes
+from rfdlc.probabilities.priors import NAMED, Prior, as_prior
 from rfdlc.training import factories
 from rfdlc.training.config import TABULAR, TrainConfig, preset
 from rfdlc.training.factories import (

@@ -30,12 +30,12 @@ from rfdlc.data.samples import (
     split_of,
 )
 from rfdlc.data.table import TableEncoder
-from rfdlc.decide.classes import Classes, Indices, as_array
-from rfdlc.decide.decider import Decider
-from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.utility import Utility
+from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.identity import check_same_model
+from rfdlc.formats.identity import check_same_model
+from rfdlc.probabilities.classes import Classes, Indices, as_array
+from rfdlc.probabilities.predictions import Predictions
 from rfdlc.training import hub
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup

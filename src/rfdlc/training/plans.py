@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.files import as_csv, read_json, replacing
+from rfdlc.formats.files import as_csv, read_json, replacing
 from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.run import Run
 from rfdlc.training.train import RunSpec, train_many

@@ -42,10 +42,8 @@ from rfdlc import __version__
 from rfdlc.data.dataset import Dataset, Normalisation, by_reason
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
-from rfdlc.decide.classes import Classes
-from rfdlc.decide.predictions import Predictions
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.files import (
+from rfdlc.formats.files import (
     as_csv,
     check_version,
     owned,
@@ -54,8 +52,10 @@ from rfdlc.files import (
     replace_durably,
     runs_inside,
 )
-from rfdlc.identity import digest_of_table, model_name
+from rfdlc.formats.identity import digest_of_table, model_name
 from rfdlc.imports import recorded
+from rfdlc.probabilities.classes import Classes
+from rfdlc.probabilities.predictions import Predictions
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.pretrained import Start, Weights

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rfdlc.decide.scores import Floats
+from rfdlc.probabilities.scores import Floats
 from rfdlc.training.networks.mixture import SignedLog
 
 SKEWED, LEFT = (

@@ -22,11 +22,11 @@ from torch import nn
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.loader import Normaliser
 from rfdlc.data.longtail import far_from_asked
-from rfdlc.decide.calibrators import Temperature
-from rfdlc.decide.classes import Classes, Indices
-from rfdlc.decide.priors import as_prior
-from rfdlc.decide.scores import Floats, safe_log, softmax
 from rfdlc.errors import expect
+from rfdlc.probabilities.calibrators import Temperature
+from rfdlc.probabilities.classes import Classes, Indices
+from rfdlc.probabilities.priors import as_prior
+from rfdlc.probabilities.scores import Floats, safe_log, softmax
 from rfdlc.progress import announce, live
 from rfdlc.training.config import SAFETY, TrainConfig
 from rfdlc.training.factories import carried_prior

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rfdlc.data.embedding import weights_of
-from rfdlc.decide.scores import check_class_names
 from rfdlc.errors import REPLACE, InputError, expect, listing, repeated
 from rfdlc.imports import trust
+from rfdlc.probabilities.scores import check_class_names
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import (
     SINGLE,

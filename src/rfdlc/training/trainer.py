@@ -19,17 +19,17 @@ import numpy as np
 import torch
 
 from rfdlc.data.dataset import Dataset
-from rfdlc.decide.classes import Indices
-from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import Evaluation, evaluate
-from rfdlc.decide.metrics import measure
-from rfdlc.decide.outcomes import cross_fitted
-from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.priors import is_uniform
-from rfdlc.decide.scores import Floats, softmax
-from rfdlc.decide.uncertainty import mutual_information
-from rfdlc.decide.utility import Utility
+from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, counted, expect, listing
+from rfdlc.evaluation.evaluate import Evaluation, evaluate
+from rfdlc.evaluation.metrics import measure
+from rfdlc.evaluation.outcomes import cross_fitted
+from rfdlc.probabilities.classes import Indices
+from rfdlc.probabilities.predictions import Predictions
+from rfdlc.probabilities.priors import is_uniform
+from rfdlc.probabilities.scores import Floats, softmax
+from rfdlc.probabilities.uncertainty import mutual_information
 from rfdlc.progress import announce, live, speaks
 from rfdlc.training import early_stopping
 from rfdlc.training._stacking import Member, Stack, Stacker

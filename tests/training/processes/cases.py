@@ -17,8 +17,8 @@ from torch.nn import functional
 
 import rfdlc
 from rfdlc.data.dataset import Dataset, Split
-from rfdlc.decide.classes import as_classes
 from rfdlc.errors import InputError
+from rfdlc.probabilities.classes import as_classes
 from rfdlc.training import distributed, loop, step
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group

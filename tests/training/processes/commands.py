@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc.cli import app
-from rfdlc.data.sources import image_files
+from rfdlc.data.readers import image_files
 from rfdlc.training import distributed
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rfdlc.decide.classes import Classes
 from rfdlc.errors import expect
+from rfdlc.probabilities.classes import Classes
 from rfdlc.training.networks import stack
 from rfdlc.training.networks.backbones import Backbone, Copies
 from rfdlc.training.networks.fused.stages import usable

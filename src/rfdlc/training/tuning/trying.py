@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from rfdlc.decide.decider import Decider
-from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import Floats, safe_log, softmax
+from rfdlc.decisions.decider import Decider
+from rfdlc.probabilities.predictions import Predictions
+from rfdlc.probabilities.scores import Floats, safe_log, softmax
 from rfdlc.progress import announce, live
 from rfdlc.training._stacking import Stack
 from rfdlc.training.loop import TrainingStopped, epochs

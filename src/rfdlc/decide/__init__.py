@@ -1,3 +1,0 @@
-"""From probabilities to actions, and what they are worth. Needs numpy and scipy
-alone.
-"""

@@ -1,0 +1,1 @@
+"""One file that decides: ONNX, torch.export and MLflow."""

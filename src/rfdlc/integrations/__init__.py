@@ -1,3 +1,0 @@
-"""How models reach people and other tools: predictions, reports, export, a server,
-scikit-learn.
-"""

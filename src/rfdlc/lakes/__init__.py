@@ -1,0 +1,1 @@
+"""Tables of any size, on all cores or on a cluster."""

@@ -1,0 +1,1 @@
+"""Decisions in service: windows, alarms, feedback and recalibration."""

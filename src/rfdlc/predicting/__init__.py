@@ -1,0 +1,1 @@
+"""Predictions and features of any number of samples."""

@@ -1,0 +1,1 @@
+"""Intervals, rates and rankings."""

@@ -1,0 +1,427 @@
+"""Decisions that are logged, labels that come later, and deciders that are replaced
+under load.
+"""
+
+import asyncio
+import json
+import re
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rfdlc
+from rfdlc import Predictions
+from rfdlc.monitoring import watch as watching
+from rfdlc.monitoring.feedback import decider_version
+from rfdlc.monitoring.monitor import Reference
+from rfdlc.monitoring.watch import read_log
+from rfdlc.serving import decision_log
+from rfdlc.serving.backend import Answer
+from rfdlc.serving.decision_log import DecisionLog
+from rfdlc.serving.metrics import Metrics
+
+
+@pytest.fixture
+def scores(run):
+    """Probabilities of held-out samples, and their names of classes."""
+    held = Predictions.load(run / "held-out.npz")
+    p = np.exp(
+        held.scores.values[0] - held.scores.values[0].max(axis=1, keepdims=True)
+    ).astype(float)
+    return np.tile(p / p.sum(axis=1, keepdims=True), (3, 1)), 3 * list(
+        held.classes.select(held.targets)
+    )
+
+
+def asked(served, p, **path):
+    status, _, body = served.ask({"probabilities": p.tolist()}, **path)
+    assert status == 200
+    return json.loads(body)
+
+
+def test_a_log_has_what_was_decided_and_is_watched(
+    backend, run, start, scores, tmp_path
+):
+    p, _ = scores
+    held = Predictions.load(run / "held-out.npz")
+    log = DecisionLog(tmp_path / "log", held)
+    with start(backend, logs={"1": log}) as served:
+        answers = [asked(served, piece) for piece in np.array_split(p[:200], 8)]
+        other = {"matrix": (2 * np.eye(10)).tolist()}
+        status, _, body = served.ask(
+            {"probabilities": p[:2].tolist(), "utility": other}
+        )
+        own = json.loads(body)
+        _, _, page = served.ask(path="/metrics", method="GET")
+    ids, actions = (
+        [cell for answer in answers for cell in answer[name]]
+        for name in ("id", "action")
+    )
+    assert len(set(ids)) == 200
+    assert status == 200
+    assert "id" not in own
+    assert (
+        {answer["decider"] for answer in answers}
+        == {own["decider"]}
+        == {decider_version(backend.decider)}
+    )
+    found = read_log(tmp_path / "log")
+    assert found.version == own["decider"]
+    assert [
+        found.decider.utility.actions[i] for i in found.decisions.actions
+    ] == actions
+    expected = np.asarray(backend.decider.probabilities(p[:200]))
+    assert found.decisions.probabilities == pytest.approx(expected, abs=1e-6)
+    loaded = Predictions.load(tmp_path / "log")  # other commands read it, too
+    assert loaded.ids.tolist() == ids
+    assert loaded.scores.corrected
+    watched = rfdlc.watch(tmp_path / "log", run, window=100)
+    assert len(watched.windows) == 2
+    assert f'rfdlc_decider_info{{version="{own["decider"]}"}} 1.0' in page.decode()
+    assert "rfdlc_expected_utility " in page.decode()
+    assert log.monitor is not None
+    assert not (tmp_path / "log" / "feedback.jsonl").exists()
+
+
+def test_files_are_rotated_and_the_dashboard_asks_for_metrics_that_exist(
+    backend, start, scores, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(decision_log, "ROWS", 100)
+    monkeypatch.setattr(decision_log, "GATHERED", 2)
+    monkeypatch.setattr(decision_log, "FILES", 3)
+    p, _ = scores
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = [name for _ in range(10) for name in asked(served, p[:60])["id"]]
+        _, _, page = served.ask(path="/metrics", method="GET")
+    files = sorted(tmp_path.glob("*.parquet"))
+    assert len(files) == 3
+    assert Predictions.load(files[-1]).ids[-1] == ids[-1]
+    assert len(read_log(tmp_path).decisions) == 360  # two requests of 60 per file
+    dashboard = (Path(__file__).parents[3] / "docs/monitoring/grafana.json").read_text(
+        encoding="utf-8"
+    )
+    for name in set(re.findall(r"rfdlc_[a-z_]+", dashboard)):
+        assert (
+            name.removesuffix("_bucket").removesuffix("_count").removesuffix("_total")
+            in page.decode()
+        ), name
+
+
+def test_feedback_gives_the_realised_utility_and_a_new_decider(
+    backend, run, start, scores, tmp_path, monkeypatch
+):
+    p, labels = scores
+    log = DecisionLog(tmp_path)
+    with start(backend, logs={"1": log}) as served:
+        answer = [asked(served, piece) for piece in np.array_split(p[:120], 4)]
+        ids = [name for each in answer for name in each["id"]]
+        actions = [name for each in answer for name in each["action"]]
+        status, _, body = served.ask(
+            {"ids": [*ids, "x-1"], "labels": [*labels[:120], labels[0]]},
+            path="/feedback",
+        )
+        found = json.loads(body)
+        bad = [
+            served.ask(given, path="/feedback")[0]
+            for given in (
+                {"ids": ids},
+                {"ids": ids[:1], "labels": ["yeti"]},
+                {"ids": ids[:2], "labels": labels[:1]},
+                {"ids": ids[:1], "labels": labels[:1], "propensity": [0.0]},
+                {"ids": ids[:1], "labels": labels[:1], "labelled": "some"},
+                {"ids": ids[:1], "labels": labels[:1], "labelled": "propensity"},
+                {
+                    "ids": ids[:1],
+                    "labels": labels[:1],
+                    "labelled": "by-action:yeti=100%,others=5%",
+                },
+                b"[",
+                [1],
+            )
+        ]
+        kind = served.ask(b"x", path="/feedback", Content_Type="text/plain")[0]
+    assert status == 200
+    assert (found["matched"], found["unknown"]) == (120, 1)
+    utility = backend.decider.utility
+    rows = utility.classes.encode(labels[:120])
+    values = utility.matrix[rows, [utility.actions.index(name) for name in actions]]
+    assert found["realised_utility"] == pytest.approx(values.mean())
+    assert bad == [422] * 9
+    assert kind == 415
+    option, options, realised = rfdlc.recalibrate(
+        tmp_path, tmp_path / "new.json", force=True
+    )
+    assert realised.utility == pytest.approx(values.mean())
+    assert {each.name for each in options} == {"prior", "calibration", "both"}
+    assert decider_version(
+        rfdlc.Decider.load(tmp_path / "new.json")
+    ) == decider_version(option.decider)
+    assert not rfdlc.Decider.load(tmp_path / "new.json").sets
+    sets = backend.decider.fit_sets(
+        Predictions.load(run / "held-out.npz"), coverage=0.9
+    )
+    log = replace(read_log(tmp_path), decider=sets)
+    with monkeypatch.context() as given:
+        given.setattr(watching, "read_log", lambda *_: log)
+        with pytest.warns(
+            UserWarning, match="prediction sets .* are left out: fit them"
+        ):
+            rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)
+    with (tmp_path / "feedback.jsonl").open("a") as file:
+        file.write('{"id": "')  # the server is writing this line
+    assert len(read_log(tmp_path).labels.rows) == 120
+    with (tmp_path / "feedback.jsonl").open("a") as file:
+        file.write(
+            '{"id": "a"}\n'
+        )  # a server was killed there, and the next one went on
+    with pytest.raises(
+        rfdlc.InputError,
+        match=r"feedback.jsonl: line 122 is not an object with id and label",
+    ):
+        read_log(tmp_path)
+
+
+def test_feedback_and_recalibrate_give_the_same_numbers(
+    backend, start, scores, tmp_path
+):
+    p, labels = scores
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:150])["id"]
+        chosen = np.sort(np.random.default_rng(0).permutation(150)[:90]).tolist()
+        given = {
+            "ids": [ids[i] for i in chosen],
+            "labels": [labels[i] for i in chosen],
+        }
+        unstated = json.loads(served.ask(given, path="/feedback")[2])
+        found = json.loads(
+            served.ask(given | {"labelled": "random"}, path="/feedback")[2]
+        )
+    assert unstated["realised_utility"] is None  # they may depend on the outcome
+    assert unstated["advice"].startswith("no estimate from these labels, which are kep")
+    own = rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)[2].to_dict()
+    assert set(own) < set(found)
+    for name, value in own.items():
+        assert found[name] == pytest.approx(value, abs=1e-6), name
+    assert (found["labels"], found["decisions"]) == (90, chosen[-1] + 1)
+    assert found["labelled"] == "random"
+
+
+def test_labels_of_no_sample_change_nothing_and_those_of_a_sample_are_found_among_them(
+    backend, start, scores, tmp_path
+):
+    p, labels = scores
+    samples = len(p)
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        answers = [asked(served, piece) for piece in np.array_split(p, 8)]
+        ids = [name for answer in answers for name in answer["id"]]
+        actions = [name for answer in answers for name in answer["action"]]
+        wrong = [i for i in range(samples) if actions[i] != labels[i]]
+        order = np.random.default_rng(0).permutation(samples)
+        chosen = order[: samples // 2].tolist()
+        posts = [
+            (wrong, {}),
+            (chosen, {"labelled": "random:50%"}),
+            (wrong, {}),  # again: what was chosen at random stays so
+        ]
+        found = [
+            json.loads(
+                served.ask(
+                    {
+                        "ids": [ids[i] for i in rows],
+                        "labels": [labels[i] for i in rows],
+                        **how,
+                    },
+                    path="/feedback",
+                )[2]
+            )
+            for rows, how in posts
+        ]
+    assert found[0]["realised_utility"] is None
+    assert found[1]["labels"] == found[2]["labels"] == len(chosen)
+    assert found[2]["realised_utility"] == found[1]["realised_utility"]
+    others = len(set(wrong) - set(chosen))
+    assert found[2]["labels_left_out"] == others > 0
+    own = rfdlc.recalibrate(tmp_path, tmp_path / "new.json", force=True)[2]
+    assert (own.labelled, own.left_out) == (len(chosen), others)
+    assert own.utility == pytest.approx(found[1]["realised_utility"], abs=1e-6)
+
+
+def test_labels_after_a_restart_and_of_an_earlier_decider_are_matched_with_the_log(
+    backend, run, start, scores, tmp_path
+):
+    p, labels = scores
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:120])["id"]
+    with start(
+        backend, logs={"1": DecisionLog(tmp_path)}
+    ) as served:  # another process knows none of them
+        found = json.loads(
+            served.ask({"ids": ids, "labels": labels[:120]}, path="/feedback")[2]
+        )
+    assert (found["matched"], found["unknown"]) == (0, 120)
+    assert (
+        "are kept: rfdlc watch and rfdlc recalibrate match them with the log"
+        in found["advice"]
+    )
+    option, _, realised = rfdlc.recalibrate(tmp_path, tmp_path / "new.json")
+    assert realised.labelled == 120
+
+    log, new = DecisionLog(tmp_path), option.decider
+    log.add(Answer.of(new, np.asarray(new.probabilities(p[:50])), np.zeros(50)))
+    log.close()
+    old = tmp_path / "deciders" / f"{decider_version(backend.decider)}.json"
+    later, earlier = rfdlc.watch(tmp_path, run), rfdlc.watch(tmp_path, run, decider=old)
+    assert (
+        f"Left out: 120 decisions of other deciders than {decider_version(new)}."
+        in later.verdict[-1]
+    )
+    assert (later.realised, earlier.realised.labelled, earlier.log.left_out) == (
+        None,
+        120,
+        50,
+    )
+    with pytest.raises(rfdlc.InputError, match="name an earlier decider by --decider"):
+        rfdlc.recalibrate(tmp_path, tmp_path / "newer.json")
+    assert (
+        rfdlc.recalibrate(tmp_path, tmp_path / "newer.json", decider=old)[2].labelled
+        == 120
+    )
+    with pytest.raises(rfdlc.InputError, match="has no decisions of decider"):
+        rfdlc.watch(
+            tmp_path,
+            run,
+            decider=backend.decider.replace(
+                target_prior=np.full(10, 0.1), rule="argmax"
+            ),
+        )
+
+
+def test_a_failure_of_the_monitor_or_the_disk_loses_nothing_else(
+    backend, run, scores, tmp_path, monkeypatch
+):
+    p, log = (
+        scores[0][:50],
+        DecisionLog(tmp_path, Predictions.load(run / "held-out.npz")),
+    )
+    deciders = (
+        backend.decider,
+        backend.decider.replace(
+            target_prior=np.array([0.91] + [0.01] * 9), budget=None
+        ),
+    )
+
+    def fail(*given, **options):
+        raise OSError("no space left")
+
+    def write():
+        for decider in deciders:
+            log.add(
+                Answer.of(decider, np.asarray(decider.probabilities(p)), np.zeros(50))
+            )
+        log.flush().result()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(decision_log, "Monitor", fail)
+        write()
+        assert len(list(tmp_path.glob("*.parquet"))) == 2
+        assert (log.dropped, log.monitor) == (0, None)
+        broken.setattr(decision_log, "replacing", fail)
+        write()
+        assert (log.dropped, log._queued) == (100, 0)
+    write()
+    assert (log.dropped, log.monitor.evidence["class prior"].samples) == (100, 50)
+    log.close()
+
+
+def test_samples_of_a_whole_file_are_tested_and_those_of_many_classes_evenly(
+    backend, run, tmp_path, monkeypatch
+):
+    decider, held = backend.decider, Predictions.load(run / "held-out.npz")
+    reference = Reference.fit(decider, held)
+    rows = np.random.default_rng(0).choice(len(held), 3000, p=reference.weights)
+    burst = reference.decisions.probabilities[rows]
+    burst[1500:] = [*[0.01] * 9, 0.91]
+
+    def monitored(folder):
+        log = DecisionLog(tmp_path / folder, held, per_month=30_000)
+        log.add(Answer.of(decider, burst, np.zeros(len(burst))))
+        before = Metrics(decider).text(log).decode()
+        log.flush().result()
+        log.close()
+        return log.monitor, before
+
+    found, before = monitored("all")
+    assert (found.evidence["class prior"].samples, found.per_month) == (3000, 30_000)
+    assert (
+        found.alarms["class prior"] > 1500
+    )  # the change comes after the first 1,000 samples
+    assert "rfdlc_reference_utility NaN" in before  # and not 0, which would be a value
+    assert "rfdlc_expected_utility NaN" in before
+    monkeypatch.setattr(decision_log, "MONITORED", (100, 10_000))
+    found, _ = monitored("some")
+    assert found.evidence["class prior"].samples == 1000
+    assert 500 < found.alarms["class prior"] < 1000
+
+
+def test_a_decider_file_that_cannot_be_looked_at_is_tried_again(tmp_path):
+    (tmp_path / "folder").write_text("a file")
+    found = []
+    live = decision_log.DeciderFile(tmp_path / "folder" / "decider.json", found.append)
+    asyncio.run(live.tend())
+    (tmp_path / "folder").unlink()
+    (tmp_path / "folder").mkdir()
+    rfdlc.Decider(rfdlc.Utility.one_hot(2)).save(tmp_path / "folder" / "decider.json")
+    asyncio.run(live.tend())
+    assert len(found) == 1
+
+
+def test_a_decider_is_replaced_under_load_and_no_request_fails(
+    backend, start, model, samples, scores, tmp_path
+):
+    p, _ = scores
+    file, old = tmp_path / "decider.json", backend.decider
+    new = old.replace(target_prior=np.array([0.91] + [0.01] * 9), budget=None)
+    x, answers, done = samples[:4], [], threading.Event()
+
+    def send(served):
+        while not done.is_set():
+            status, _, body = served.ask({"arrays": x.tolist()})
+            answers.append((status, json.loads(body)))
+
+    with start(backend, decider=file) as served:
+        threads = [threading.Thread(target=send, args=(served,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        file.write_text("{")  # refused, and the old one stays
+        time.sleep(1.5)
+        new.save(tmp_path / "beside.json")
+        (tmp_path / "beside.json").rename(file)
+        time.sleep(2.5)
+        done.set()
+        for thread in threads:
+            thread.join()
+        by_probabilities = asked(served, p[:5], path="/decide?full=true")
+    assert {status for status, _ in answers} == {200}
+    values = {
+        decider_version(each): each.explain(model.predict(x)).value
+        for each in (old, new)
+    }
+    assert {answer["decider"] for _, answer in answers} == set(values)
+    for _, answer in answers:  # each by the decider that it names
+        assert answer["expected_utility"] == pytest.approx(
+            values[answer["decider"]], abs=1e-4
+        )
+    assert by_probabilities["probabilities"] == pytest.approx(
+        np.asarray(new.probabilities(p[:5])), abs=1e-5
+    )
+
+
+def test_a_server_without_a_log_says_so(served):
+    status, _, body = served.ask({"ids": ["a"], "labels": ["0"]}, path="/feedback")
+    assert status == 404
+    assert "--log-decisions DIR" in json.loads(body)["detail"]
