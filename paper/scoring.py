@@ -38,6 +38,7 @@ from rfdlc.formats.files import read_json
 from rfdlc.probabilities import uncertainty
 from rfdlc.probabilities.classes import Indices
 from rfdlc.probabilities.scores import Floats, safe_log
+from rfdlc.statistics import ranking
 
 PENALTIES = (
     0.0,
@@ -291,7 +292,7 @@ def trust_metrics(y: Indices, p: Floats, classes: Classes) -> Pairs:
         yield from read_metrics(region, REGION_METRICS, suffix)
         yield (
             f"auc_entropy{suffix}",
-            100 * metrics.roc_area(region.right, -region.entropy).value,
+            100 * ranking.roc_area(region.right, -region.entropy).value,
         )
     yield from read_metrics(outcomes, TRUST_METRICS)
 
@@ -310,7 +311,7 @@ def paper_uncertainty(y: Indices, p: Floats, logits: Floats, classes: Classes) -
         for suffix, mask in _regions(y, classes):
             yield (
                 f"paper_auc_{name}{suffix}",
-                100 * metrics.roc_area(right[mask], -each[mask]).value,
+                100 * ranking.roc_area(right[mask], -each[mask]).value,
             )
             yield (
                 f"paper_ece_{name}{suffix}",
@@ -366,7 +367,7 @@ def _curves(split: str, decision: str, y: Indices, p: Floats) -> Iterator[Point]
             float(right[inside].mean()),
             share,
         )
-    coverage, risk = metrics.risk_coverage(right, confidence)
+    coverage, risk = ranking.risk_coverage(right, confidence)
     for wanted in COVERAGES:
         at = max(0, round(wanted * len(y)) - 1)
         yield Point(

@@ -12,121 +12,130 @@ import pytest
 import rfdlc
 
 SOURCE = Path(rfdlc.__file__).parent
-# What each layer may import besides itself and the shared modules.
+# What every room may import.
+SHARED = {"errors", "formats", "imports", "progress", "style", "__version__"}
+# The rooms in their order, and what each may import besides.
 MAY_IMPORT = {
-    "decide": set(),
-    "data": {"decide"},
-    "training": {"decide", "data"},
-    "integrations": {"decide", "data", "training"},
-    "cli": {"decide", "data", "training", "integrations"},
+    "formats": set(),
+    "statistics": set(),
+    "probabilities": {"statistics"},
+    "decisions": {"statistics", "probabilities"},
+    "evaluation": {"statistics", "probabilities", "decisions"},
+    "monitoring": {"statistics", "probabilities", "decisions", "evaluation"},
+    # classes of a data set, and how its rows repeat
+    "data": {"statistics", "probabilities"},
 }
-SHARED = {
-    "dates",
-    "errors",
-    "files",
-    "identity",
-    "imports",
-    "progress",
-    "style",
-    "table_cells",
-    "table_writing",
-    "tables",
-}
-# The order inside `training`: a module imports only modules and packages of earlier
-# rows.
-ORDER_OF_TRAINING = (
-    {"distributed", "hub", "trial_plan"},
-    {"networks"},
-    {"losses", "optimisation", "embedding", "sharding", "skewed"},
-    {"config"},
-    {"factories"},
-    {"methods"},
-    {"step", "familiarity"},
-    {"execution"},
-    {"loop", "run"},
-    {"model"},
-    {"_stacking", "early_stopping", "profiling", "sinks", "tabular"},
-    {"trainer"},
-    {"measuring"},
-    {"tuning"},
-    {"train"},
-    {"cross_validation", "plans"},
-    {"sweep"},
-)
+BELOW = set(MAY_IMPORT)
+MAY_IMPORT["training"] = BELOW
+MAY_IMPORT["predicting"] = BELOW | {"training"}
+SIDE_BY_SIDE = ("estimators", "exporting", "serving", "reporting", "lakes")
+for _room in SIDE_BY_SIDE:
+    MAY_IMPORT[_room] = BELOW | {"training", "predicting"}
+MAY_IMPORT["cli"] = BELOW | {"training", "predicting", *SIDE_BY_SIDE}
 # Modules that implement one interface several times, and commands, which are named
 # after the functions that they call.
 SAME_INTERFACE = (
     "cli/",
-    "data/sources/",
-    "integrations/ray.py",
+    "data/readers/",
+    "lakes/ray.py",
     "training/networks/fused/",
 )
 
 
-def imported(file: Path, package: str = "rfdlc") -> set[str]:
-    """The first names below `package` that a file imports, anywhere in it."""
-    names = []
+def modules(source: Path = SOURCE) -> dict[str, Path]:
+    """The files of the package by the dotted names of their modules."""
+    named = {}
+    for file in sorted(source.rglob("*.py")):
+        parts = (source.name, *file.relative_to(source).with_suffix("").parts)
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        named[".".join(parts)] = file
+    return named
+
+
+def imported(file: Path) -> set[str]:
+    """The dotted names that a file imports, anywhere in it, for types alone too."""
+    names = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"{file} has a relative import: write the whole path"
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-    inside = [
-        name.removeprefix(f"{package}.")
-        for name in names
-        if name.startswith(f"{package}.")
-    ]
-    return {name.split(".")[0] for name in inside}
+            names |= {alias.name for alias in node.names}
+    return names
 
 
-@pytest.mark.parametrize("layer", MAY_IMPORT)
-def test_layers_import_in_one_direction(layer):
-    allowed = MAY_IMPORT[layer] | SHARED | {layer, "__version__"}
-    wrong = {
-        (str(file.relative_to(SOURCE)), other)
-        for file in (SOURCE / layer).rglob("*.py")
-        for other in imported(file) - allowed
-    }
+def imports(source: Path = SOURCE) -> dict[str, set[str]]:
+    """The modules that each module imports."""
+    files = modules(source)
+    graph = {}
+    for name, file in files.items():
+        graph[name] = set()
+        for target in imported(file):
+            module = target if target in files else target.rpartition(".")[0]
+            if module in files and module != name:
+                graph[name].add(module)
+    return graph
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_rooms_import_in_one_direction():
+    wrong = set()
+    for module, targets in imports().items():
+        room = room_of(module)
+        allowed = MAY_IMPORT.get(room, set()) | SHARED | {room, ""}
+        if room in MAY_IMPORT:
+            wrong |= {(module, t) for t in targets if room_of(t) not in allowed}
     assert not wrong
 
 
-@pytest.mark.parametrize("row", range(len(ORDER_OF_TRAINING)))
-def test_modules_of_training_import_only_earlier_ones(row):
-    earlier = set().union(*ORDER_OF_TRAINING[:row])
-    wrong = {
-        (str(file.relative_to(SOURCE)), other)
-        for name in ORDER_OF_TRAINING[row]
-        for file in files_of(SOURCE / "training" / name)
-        for other in imported(file, "rfdlc.training") - earlier - {name}
+def test_every_room_has_its_place():
+    rooms = {file.parent.name for file in SOURCE.glob("*/__init__.py")}
+    assert rooms == set(MAY_IMPORT)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The sets of modules that import each other, directly or by others."""
+    reached = {}
+    for start in graph:
+        seen, waiting = set(), [start]
+        while waiting:
+            for target in graph[waiting.pop()] - seen:
+                seen.add(target)
+                waiting.append(target)
+        reached[start] = seen
+    found = {
+        tuple(sorted(other for other in reached[m] if m in reached[other]))
+        for m in graph
+        if m in reached[m]
     }
-    assert not wrong
+    return [list(circle) for circle in sorted(found)]
 
 
-def files_of(place: Path) -> list[Path]:
-    """Of a package, or of the module of this name."""
-    return sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+def test_no_modules_import_each_other():
+    assert circles(imports()) == []
 
 
-def test_every_module_of_training_has_its_place_in_the_order():
-    modules, packages = (
-        (SOURCE / "training").glob("*.py"),
-        (SOURCE / "training").glob("*/__init__.py"),
-    )
-    there = {module.stem for module in modules} - {"__init__"} | {
-        package.parent.name for package in packages
-    }
-    assert sorted(name for row in ORDER_OF_TRAINING for name in row) == sorted(there)
+def test_a_circle_and_a_wrong_import_would_be_found(tmp_path):
+    package = tmp_path / "rfdlc"
+    for room, text in {
+        "formats": "from rfdlc.cli import ask",
+        "cli": "def f():\n    from rfdlc.data import load",
+        "data": "if TYPE_CHECKING:\n    from rfdlc.formats import x",
+    }.items():
+        (package / room).mkdir(parents=True)
+        (package / room / "__init__.py").write_text(text)
+    graph = imports(package)
+    assert graph["rfdlc.formats"] == {"rfdlc.cli"}
+    assert circles(graph) == [["rfdlc.cli", "rfdlc.data", "rfdlc.formats"]]
 
 
-def test_a_wrong_import_would_be_found(tmp_path):
-    file = tmp_path / "wrong.py"
-    file.write_text(
-        "from rfdlc.training import many\ndef f():\n    from rfdlc.training.loop import"
-        " epochs\n    import rfdlc.cli.decide\n"
-    )
-    assert imported(file) == {"training", "cli"}
-    assert imported(file, "rfdlc.training") == {"many", "loop"}
+def test_no_package_has_the_name_of_a_public_function():
+    packages = {file.parent.name for file in SOURCE.rglob("__init__.py")}
+    assert not packages & set(rfdlc.__all__)
 
 
 def test_the_study_is_not_imported():

@@ -16,6 +16,7 @@ from rfdlc.evaluation import metrics
 from rfdlc.evaluation.metrics import METRICS
 from rfdlc.evaluation.outcomes import Outcomes
 from rfdlc.probabilities import uncertainty
+from rfdlc.statistics import ranking
 from rfdlc.statistics.intervals import calibration_gap
 
 
@@ -75,7 +76,7 @@ def value(name, y, decided, p=None, classes=None, utility=None):
 
 
 def error_auc(correct, confidence):
-    return metrics.roc_area(correct, confidence).value
+    return ranking.roc_area(correct, confidence).value
 
 
 def ece(confidence, right):
@@ -215,12 +216,12 @@ def test_risk_coverage(name):
         for i in order
     ]
     naive = [sum(errors[: k + 1]) / (k + 1) for k in range(len(y))]
-    coverage, risk = metrics.risk_coverage(correct, confidence)
+    coverage, risk = ranking.risk_coverage(correct, confidence)
     assert risk == pytest.approx(naive, abs=1e-9)
     assert coverage == pytest.approx([(k + 1) / len(y) for k in range(len(y))])
     assert same(risk.mean(), average(naive))
     shuffled = np.random.default_rng(0).permutation(len(y))
-    again = metrics.risk_coverage(correct[shuffled], confidence[shuffled])[1]
+    again = ranking.risk_coverage(correct[shuffled], confidence[shuffled])[1]
     assert same(again.mean(), average(naive))
 
 
@@ -390,7 +391,7 @@ class TestEvaluate:
             "kept_accuracy": (d == y)[kept].mean(),
             "error_auc": error_auc((d == y)[kept], p[kept, d[kept]]),
             "risk_coverage_area": (
-                metrics.risk_coverage((d == y)[kept], p[kept, d[kept]])[1].mean()
+                ranking.risk_coverage((d == y)[kept], p[kept, d[kept]])[1].mean()
             ),
             "ece": ece(confidence, right),
             "ece_paper": metrics.ece_paper(uncertainty.entropy(p), right),

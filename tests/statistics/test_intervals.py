@@ -18,6 +18,7 @@ from sklearn.metrics import balanced_accuracy_score
 from rfdlc import Classes, Decider, Predictions, Utility, compare, evaluate
 from rfdlc.evaluation import metrics
 from rfdlc.evaluation.outcomes import cross_fitted, observe
+from rfdlc.statistics import ranking
 from rfdlc.statistics.intervals import (
     STRICT,
     bounded_mean,
@@ -333,7 +334,7 @@ def test_errors_are_ranked_by_the_confidence_of_the_decision():
     result = evaluate(p, [1, 0, 0, 1], decider)
     assert (
         result.error_auc
-        == metrics.roc_area(
+        == ranking.roc_area(
             np.array([True, False, False, True]), np.array([0.45, 0.4, 0.3, 0.95])
         ).value
         == 1

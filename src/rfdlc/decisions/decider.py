@@ -744,3 +744,28 @@ class Decider:
         if len(values) == 1 or self.weights is None:
             return values[0] if len(values) == 1 else values.mean(0)
         return np.tensordot(self.weights.astype(values.dtype), values, axes=1)
+
+
+def chosen_decider(
+    own: Decider, utility: Utility | None, prior: Any, decider: Decider | None = None
+) -> Decider:
+    """How a model is to decide: by another `decider`, or by its `own` for a utility and
+    a class prior, where given.
+    """
+    if decider is None:
+        changes = {} if prior is None else {"target_prior": prior}
+        return own.replace(utility=utility, **changes)
+    if utility is not None or prior is not None:
+        raise InputError(
+            "decider has a utility and a target prior of its own: give"
+            " decider.replace(utility=...) alone"
+        )
+    if decider.model or decider.fitted is not None:
+        check_same_model(
+            "the decider that was given",
+            decider.model,
+            "the model",
+            own.model,
+            "give the decider of this model, or one that was fitted to it",
+        )
+    return decider

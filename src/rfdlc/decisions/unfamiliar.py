@@ -18,10 +18,10 @@ from rfdlc.decisions.budgets import PerDay, kept_to
 from rfdlc.decisions.rules import UNFAMILIAR, largest
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.evaluation.metrics import roc_area
 from rfdlc.probabilities.classes import Classes, Indices, as_array
 from rfdlc.probabilities.scores import Floats, Scores
 from rfdlc.probabilities.uncertainty import entropy, particle_probabilities
+from rfdlc.statistics.ranking import roc_area
 
 if TYPE_CHECKING:
     from rfdlc.decisions.decider import Decider

@@ -28,6 +28,7 @@ from rfdlc.statistics.intervals import (
     whole_groups,
     within_classes,
 )
+from rfdlc.statistics.ranking import risk_area, roc_area
 
 if TYPE_CHECKING:
     from rfdlc.evaluation.outcomes import Outcomes
@@ -229,60 +230,6 @@ def false_heads(
         f: np.where(head[o.targets], NAN, (o.decided >= 0) & head[o.decided])
         for f, head in heads.items()
     }
-
-
-def roc_area(correct: Mask, confidence: Floats) -> Estimate:
-    """Probability that a correct decision has a higher confidence than a wrong one,
-    ties counting half (DeLong).
-    """
-    high, low = np.sort(confidence[correct]), np.sort(confidence[~correct])
-    if not len(high) or not len(low):
-        return Estimate(NAN)
-    influence = np.empty(len(correct))
-    for mask, others in ((correct, low), (~correct, high)):
-        below = np.searchsorted(others, confidence[mask], "left") + np.searchsorted(
-            others, confidence[mask], "right"
-        )
-        influence[mask] = below / 2 / len(others)
-    value = float(influence[correct].mean())
-    for mask, sign in ((correct, 1), (~correct, -1)):
-        n = max(2, int(mask.sum()))
-        influence[mask] = (
-            sign * (influence[mask] - influence[mask].mean()) / np.sqrt(n * (n - 1))
-        )
-    return intervals.ranking(value, influence, correct)
-
-
-def risk_coverage(correct: Mask, confidence: Floats) -> tuple[Array, Array]:
-    """Coverage k/N and the error rate among the k most confident samples, for k = 1..N.
-
-    Errors are spread evenly over samples of equal confidence, so the order of the
-    samples does not matter.
-    """
-    _, place, count = np.unique(
-        -np.asarray(confidence), return_inverse=True, return_counts=True
-    )
-    errors = np.repeat(
-        np.bincount(place, weights=~correct, minlength=len(count)) / count, count
-    )
-    kept = np.arange(1, len(errors) + 1)
-    return kept / max(1, len(errors)), np.cumsum(errors) / kept
-
-
-def risk_area(correct: Mask, confidence: Floats) -> Estimate:
-    """The mean over all coverages of the error rate."""
-    risk = risk_coverage(correct, confidence)[1]
-    if not len(risk):
-        return Estimate(NAN)
-    order, kept = np.argsort(-confidence, kind="stable"), np.arange(1, len(risk) + 1)
-    # A sample moves the error rate at its own place, and at those of all less confident
-    # samples.
-    later = np.cumsum(np.stack([1 / kept, risk / kept])[:, ::-1], axis=1)[:, ::-1]
-    influence = np.empty(len(risk))
-    influence[order] = (
-        risk - risk.mean() + ~correct[order] * later[0] - later[1]
-    ) / len(risk)
-    return intervals.ranking(float(risk.mean()), influence, correct)
 
 
 def bin_of(confidence: Floats, precision: float = PRECISION) -> Indices:

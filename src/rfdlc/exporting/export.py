@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from rfdlc import __version__
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import Normaliser
-from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.decider import Decider, chosen_decider
 from rfdlc.decisions.utility import SHOWN_CLASSES, Utility
 from rfdlc.errors import InputError, choose, counted, expect, listing
 from rfdlc.evaluation.evaluate import entries, evaluate
 from rfdlc.exporting.graph import serialise
 from rfdlc.formats.files import replacing
-from rfdlc.lakes.decide import chosen_decider
 from rfdlc.predicting import onnx_model as onnx_model
 from rfdlc.predicting.onnx_model import Decisions, OnnxModel
 from rfdlc.probabilities.predictions import Predictions

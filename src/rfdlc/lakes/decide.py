@@ -23,7 +23,6 @@ from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.explaining import gains_tell
 from rfdlc.decisions.rules import Explanation
 from rfdlc.decisions.sets import PredictionSets, set_texts
-from rfdlc.decisions.utility import Utility
 from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.formats.files import locked, parse_json
 from rfdlc.formats.identity import check_same_model
@@ -195,28 +194,6 @@ class DecideTable:
             if self.decider.sets is not None
             else []
         )
-
-
-def chosen_decider(
-    own: Decider, utility: Utility | None, prior: Any, decider: Decider | None = None
-) -> Decider:
-    """How a model is to decide: by another `decider`, or by its `own` for a utility and
-    a class prior, where given.
-    """
-    alone = decider is None or (utility is None and prior is None)
-    expect(
-        alone,
-        "decider has a utility and a target prior of its own: give"
-        " decider.replace(utility=...) alone",
-    )
-    changes: dict[str, Any] = {} if prior is None else {"target_prior": prior}
-    if decider is None:
-        return own.replace(utility=utility, **changes)
-    if decider.model or decider.fitted is not None:
-        what = "the decider that was given"
-        fix = "give the decider of this model, or one that was fitted to it"
-        check_same_model(what, decider.model, "the model", own.model, fix)
-    return decider
 
 
 def decide_lake(

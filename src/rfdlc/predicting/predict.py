@@ -21,7 +21,7 @@ from rfdlc.data.load import locate
 from rfdlc.data.readers.image_files import common_folder
 from rfdlc.data.samples import Samples, Sources, image_paths
 from rfdlc.decisions.budgets import Budget, Worth, allotted
-from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.decider import Decider, chosen_decider
 from rfdlc.decisions.rules import EXPECTED_UTILITY, OVER_BUDGET, UNFAMILIAR, largest
 from rfdlc.decisions.sets import set_texts
 from rfdlc.decisions.unfamiliar import flags, unfamiliar_action
@@ -29,7 +29,6 @@ from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.formats.files import replacing
 from rfdlc.formats.tables import split_name
-from rfdlc.lakes.decide import chosen_decider
 from rfdlc.predicting.parts import Computed, Parts, Report, TableStore, ranks
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.priors import PriorEstimate, PriorLike

@@ -16,6 +16,7 @@ from rfdlc.evaluation.outcomes import Outcomes
 from rfdlc.probabilities import uncertainty
 from rfdlc.probabilities.classes import Indices
 from rfdlc.reporting.runs import ReportRun
+from rfdlc.statistics import ranking
 from rfdlc.statistics.intervals import mean
 
 PENALTIES = (0.0, -0.1, -0.25, -0.5, -1.0, -2.0, -4.0, -8.0)
@@ -151,7 +152,7 @@ def risk_coverage_points(run: ReportRun) -> list[dict[str, float]]:
     that were abstained on.
     """
     o, kept = run.outcomes, run.outcomes.decided >= 0
-    points = np.stack(metrics.risk_coverage(o.correct[kept], o.certainty[kept]), axis=1)
+    points = np.stack(ranking.risk_coverage(o.correct[kept], o.certainty[kept]), axis=1)
     shown = np.unique(
         np.linspace(0, len(points) - 1, CURVE_POINTS if len(points) else 0)
         .round()
@@ -256,7 +257,7 @@ def _histogram(values: NDArray[Any], right: NDArray[np.bool_]) -> dict[str, Any]
         name: (found / max(1, int(own.sum()))).tolist()
         for name, (found, own) in counts.items()
     }
-    auc = metrics.roc_area(right, -values).value
+    auc = ranking.roc_area(right, -values).value
     return {"edges": edges.tolist(), **shares, "auc": None if np.isnan(auc) else auc}
 
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.decider import Decider, chosen_decider
 from rfdlc.decisions.unfamiliar import flags
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.lakes.decide import chosen_decider
 from rfdlc.monitoring.feedback import revised
 from rfdlc.predicting.onnx_model import OnnxModel, blank_sample, check_rule
 from rfdlc.probabilities.priors import PriorLike

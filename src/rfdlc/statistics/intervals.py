@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from rfdlc.probabilities.classes import Indices
-
 LEVEL = 0.95
 Z = float(special.ndtri((1 + LEVEL) / 2))
 FEWEST, FEWEST_HITS, FEWEST_ERRORS = (
@@ -29,6 +27,7 @@ JEFFREYS, STRICT = (
 )  # samples that are added for lower and upper bounds of sums
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -279,28 +278,6 @@ def student(values: Array, effect: float = 1.0) -> Interval:
         effect * (gap**3).mean() / (6 * spread**2 * size) * (1 + 2 * Z**2), -half, half
     )
     return float(values.mean() + shift - half), float(values.mean() + shift + half)
-
-
-def ranking(value: float, influence: Array, correct: Mask) -> Estimate:
-    """A number between 0 and 1 that tells how a confidence ranks correct before wrong
-    decisions; t of its logit.
-    """
-
-    def interval(effect: float = 1.0) -> Interval | None:
-        fewest = min(int(correct.sum()), int((~correct).sum()))
-        if fewest < FEWEST_ERRORS or not 0 < value < 1:
-            return None
-        error = (
-            special.stdtrit(fewest, (1 + LEVEL) / 2)
-            * np.linalg.norm(influence)
-            / (value * (1 - value))
-        )
-        error *= np.sqrt(effect)
-        return float(special.expit(special.logit(value) - error)), float(
-            special.expit(special.logit(value) + error)
-        )
-
-    return Estimate(value, interval, lambda: influence, 0.0)
 
 
 def calibration_gap(
