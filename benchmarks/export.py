@@ -176,7 +176,7 @@ def compare(
         OnnxModel.load(file).decide(inputs),
         np.asarray(decider.probabilities(predictions)),
     )
-    values = np.sort(decider.expected_utility(predictions), axis=1)
+    values = np.sort(decider.utility.gains(decider.probabilities(predictions)), axis=1)
     clear = values[:, -1] - values[:, -2] > TIE * np.ptp(utility.matrix)
     equal = int((found.action == decider.decide(predictions))[clear].sum())
     alike = float(np.bincount(found.action).max() / SAMPLES)

@@ -30,7 +30,6 @@ import numpy as np
 
 import rfdlc
 from recording import RESULTS, append, commit, hardware, versions
-from rfdlc.probabilities.folds import out_of_fold
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.training.model import Model
 
@@ -145,7 +144,7 @@ def held_out_losses(run: Path) -> dict[str, Any]:
     weights, losses = 1 / np.bincount(y)[y], {}
     for name in CALIBRATIONS:
         fitted = decider.replace(calibration=name).fit(held, balanced=True)
-        p = out_of_fold(fitted, fitted.read(held), y)[np.arange(len(y)), y]
+        p = fitted.model.out_of_fold(fitted.model.read(held), y)[np.arange(len(y)), y]
         losses[f"loss {name}"] = float(np.average(-np.log(p), weights=weights))
     return losses
 

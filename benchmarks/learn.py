@@ -298,8 +298,10 @@ class Bench:
                 | {"seconds": seconds}
                 | {m: v[run] for m, v in (stated or {}).items()}
             )
-            if decider.fitted is not None:
-                extra["temperature"] = 1 / float(decider.fitted.as_affine()[0])
+            if decider.model.calibrator is not None:
+                extra["temperature"] = 1 / float(
+                    decider.model.calibrator.as_affine()[0]
+                )
             rows += [
                 {"seed": seed, "decision": "", "metric": m, "value": v}
                 for m, v in extra.items()
@@ -393,8 +395,8 @@ def _decisions(
 ) -> Iterator[tuple[str, Decider]]:
     classes, one_hot = predictions.classes, Utility.one_hot(predictions.classes)
     priors: dict[str, Any] = {
-        "train_prior": decider.train_prior,
-        "target_prior": decider.target_prior,
+        "train_prior": decider.model.train_prior,
+        "target_prior": decider.model.target_prior,
     }
     for combine in ("mean-logits", "mean-probabilities"):
         yield (
@@ -402,16 +404,20 @@ def _decisions(
             Decider(one_hot, combine=combine, calibration=None, **priors),
         )
     plain = Decider(
-        one_hot, combine=decider.combine, calibration=None, rule=decider.rule, **priors
+        one_hot,
+        combine=decider.model.combine,
+        calibration=None,
+        rule=decider.rule,
+        **priors,
     )
     known = decider.replace(classes=classes)
     yield "method", known  # its own utility and rule, calibrated where it was fitted
-    if decider.fitted is not None:
+    if decider.model.calibrator is not None:
         yield "argmax calibrated", known.replace(utility=one_hot)
     for penalty in PENALTIES:
         utility = Utility.tail_sensitive(classes, penalty)
         yield f"expected-utility {penalty}", plain.replace(utility=utility)
-        if decider.fitted is not None:
+        if decider.model.calibrator is not None:
             yield (
                 f"expected-utility calibrated {penalty}",
                 known.replace(utility=utility),

@@ -93,7 +93,7 @@ def simulate(
         x, y = drawn(rng.multinomial(TEST, truth))
         p = fitted.predict_proba(x)
         carried, calibrated = (
-            decider.effective_prior,
+            decider.model.effective_prior,
             np.asarray(decider.replace(target_prior=None).probabilities(p)),
         )
         assert carried is not None

@@ -55,7 +55,6 @@ from numpy.typing import NDArray
 from recording import RESULTS, in_parallel, write
 from rfdlc import Classes, Decider, Utility
 from rfdlc.decisions.sets import KINDS, PredictionSets
-from rfdlc.probabilities.folds import out_of_fold
 from rfdlc.probabilities.scores import safe_log, softmax
 
 Array = NDArray[Any]
@@ -100,15 +99,14 @@ def simulated(scale: float, seed: int) -> dict[str, tuple[float, Array, float]]:
         Utility.one_hot(CLASSES), calibration=None if scale == 1 else "temperature"
     )
     decider = decider if scale == 1 else decider.fit(scale * z, y, logits=True)
-    held = out_of_fold(
-        decider, decider.read(scale * z, True), y
-    )  # as Decider.fit_sets, once for all kinds
+    # as Decider.fit_sets, once for all kinds
+    held = decider.model.out_of_fold(decider.model.read(scale * z, True), y)
     fresh, found = np.asarray(decider.probabilities(scale * new, logits=True)), {}
     for kind in KINDS:
         options: dict[str, Any] = {
             "kind": kind,
             "coverage": COVERAGE,
-            "prior": decider.decided_prior,
+            "prior": decider.model.decided_prior,
         }
         members = PredictionSets.fit(
             held, y, decider.utility.classes, **options
@@ -373,7 +371,7 @@ def compared(name: str, seed: int, features: Path | None) -> dict[str, Array]:
     results: dict[str, Array] = {}
     for scores, decider in (("calibrated", ready), ("raw", plain)):
         held, fresh = (
-            out_of_fold(decider, decider.read(p), y),
+            decider.model.out_of_fold(decider.model.read(p), y),
             np.asarray(decider.probabilities(new)),
         )
 
@@ -386,7 +384,7 @@ def compared(name: str, seed: int, features: Path | None) -> dict[str, Array]:
                 classes,
                 kind=kind,
                 coverage=COVERAGE,
-                prior=decider.decided_prior,
+                prior=decider.model.decided_prior,
             )
 
         def measure(members: Array) -> tuple[float, ...]:

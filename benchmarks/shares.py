@@ -132,9 +132,9 @@ def measured(
     utility = model.decider.utility.with_abstain(1.0)
     for share in SHARES:
         decider = model.decider.replace(utility=utility).fit_budget(held, budget=share)
-        assert decider.budget is not None
-        asked = decider.budget.shares["total"]
-        effective = decider.budget.samples or len(held)
+        assert decider.deferral.budget is not None
+        asked = decider.deferral.budget.shares["total"]
+        effective = decider.deferral.budget.samples or len(held)
         error = np.sqrt(asked * (1 - asked) * (1 / len(images) + 1 / effective))
         batch = rfdlc.predict(run, new, folder / f"{share}.csv", decider=decider)
         surfaces = {

@@ -71,7 +71,7 @@ from sklearn.preprocessing import StandardScaler
 import rfdlc
 from recording import in_parallel, write
 from rfdlc.data.longtail import hold_out_indices, profile_counts, subset
-from rfdlc.decisions.unfamiliar import Unfamiliar, fitted_unfamiliar, quantile
+from rfdlc.decisions.unfamiliar import Unfamiliar, fit_unfamiliar, quantile
 from rfdlc.probabilities.scores import softmax
 from unfamiliar_scores import of_features, of_logits
 from unfamiliar_simulated import PLACES, digits, gaussians, texts
@@ -868,8 +868,13 @@ def simulated(
         for (score, kind), rate in product(
             {"now": "auto", "before": before}.items(), RATES
         ):
-            fitted = fitted_unfamiliar(
-                decider, scores[0], np.asarray(held.targets), rate, kind
+            fitted = fit_unfamiliar(
+                decider.model,
+                decider.utility,
+                scores[0],
+                np.asarray(held.targets),
+                rate,
+                kind,
             )
             values = [fitted.score(each) for each in scores]
             limits = {

@@ -49,7 +49,7 @@ def utility(cost: float) -> rfdlc.Utility:
 # ``fit`` corrects the probabilities on held-out samples: naive Bayes is far too
 # certain. ``replace`` only changes the utility.
 decider = rfdlc.Decider(utility(1), calibration="temperature").fit(p_held, y_held)
-print(decider.fitted)
+print(decider.model.calibrator)
 
 decisions = {}
 for cost in (1, 5, 25):

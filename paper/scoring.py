@@ -212,13 +212,13 @@ def _calibrated(decider: Decider, test: Predictions) -> tuple[list[Value], list[
         name = f"calibrated {task}"
         found.append(Value("test", name, "acc", 100 * float(np.mean(y == chosen))))
         found += [Value("test", name, *pair) for pair in task_rates(y, chosen, classes)]
-    assert decider.fitted is not None
+    assert decider.model.calibrator is not None
     found.append(
         Value(
             "test",
             "calibrated",
             "temperature",
-            1 / float(decider.fitted.as_affine()[0]),
+            1 / float(decider.model.calibrator.as_affine()[0]),
         )
     )
     return found, list(_curves("test", "calibrated", y, p))

@@ -154,7 +154,7 @@ def test_evaluate_prints_what_the_library_computes(run, folder):
     assert [table["over_argmax"][side] for side in "ab"] == pytest.approx(
         [likely, expected.mean_utility]
     )
-    words = "arg max after calibration" if decider.fitted else "arg max"
+    words = "arg max after calibration" if decider.model.calibrator else "arg max"
     assert (
         f"{words} would have {likely:.4f}: a gain of"
         in run("evaluate", "test.csv", *options)[1]
@@ -176,7 +176,7 @@ def test_evaluate_prints_what_the_library_computes(run, folder):
     calibrated = run("evaluate", "test.csv", "--calibrate", "val.csv")[1]
     decider = Decider(Utility.one_hot(list(classes.names)))
     decider = decider.fit(Predictions.load("val.csv"))
-    assert f"Calibrated: {decider.fitted.short}." in calibrated
+    assert f"Calibrated: {decider.model.calibrator.short}." in calibrated
 
 
 def test_arg_max_is_said_to_be_that_of_calibrated_probabilities(run, folder):
@@ -948,9 +948,9 @@ def test_a_folder_with_predictions_and_a_decider(run, folder):
     )
     decider.save("run/decider.json")
     plain = json.loads(run("evaluate", "run", "--json")[1])
-    assert plain["decider"]["calibration"] == str(decider.fitted)
+    assert plain["decider"]["calibration"] == str(decider.model.calibrator)
     changed = json.loads(run("evaluate", "run", "-u", "U.csv", "--json")[1])
-    assert changed["decider"]["calibration"] == str(decider.fitted)
+    assert changed["decider"]["calibration"] == str(decider.model.calibrator)
     assert changed["abstention_rate"] > 0 == plain["abstention_rate"]
 
 
@@ -1361,9 +1361,12 @@ def test_columns_and_intervals_are_made_once_and_only_where_they_are_written(
     made = []
     noted = {
         "decision_columns": decisions.decision_columns,
-        "utility_interval": Decider.utility_interval,
+        "utility_interval": decisions.utility_interval,
     }
-    for place, name in ((decisions, "decision_columns"), (Decider, "utility_interval")):
+    for place, name in (
+        (decisions, "decision_columns"),
+        (decisions, "utility_interval"),
+    ):
         monkeypatch.setattr(
             place,
             name,

@@ -67,7 +67,7 @@ def test_expert_and_budget(run, folder):
     ]
     # The saved decider has the share, which evaluations keep to as one batch; it is not
     # asked for again.
-    assert Decider.load("d.json").budget == decider.budget
+    assert Decider.load("d.json").budget == decider.deferral.budget
     code, out, err = run("evaluate", "test.npz", "--decider", "d.json", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)

@@ -219,7 +219,7 @@ def test_workers_import_it_too(run, folder):
     child.start()
     backend, _ = child.pipe.recv()
     child.close()
-    assert backend.decider.fitted.name == "own-calibrator"
+    assert backend.decider.model.calibrator.name == "own-calibrator"
     job = (
         "from rfdlc.training.plans import Job, RunSpec; from rfdlc.training.sweep"
         " import _train_in; "

@@ -387,7 +387,9 @@ def test_predict_hands_over_and_answers_with_sets_as_decide_does(tmp_path, folde
     given = UtilityRequest(abstain=0.6, budget="20%").for_model(
         folder
     )  # also of `export` and `serve`
-    assert open_backend(folder, **given).decider.budget.shares == {"total": 0.2}
+    assert open_backend(folder, **given).decider.deferral.budget.shares == {
+        "total": 0.2
+    }
     for words, message in (
         (["--coverage", "0.9"], "--coverage is for sets"),
         (["--budget", "5%"], "every action decides for a class: add one .abstain"),

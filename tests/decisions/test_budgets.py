@@ -11,7 +11,6 @@ from rfdlc import Classes, Decider, InputError, PerDay, Predictions, Utility, ev
 from rfdlc.cli.decisions import share_line
 from rfdlc.decisions.budgets import Budget, Worth, assign
 from rfdlc.decisions.streams import StreamController
-from rfdlc.decisions.wording import warn_of_share
 
 
 def probabilities(n, classes, seed, sharpness=2.0):
@@ -82,7 +81,10 @@ def test_expert_is_worth_what_the_answers_are_worth():
     )
     decider = Decider(asked)
     for row, action, values in zip(
-        p, decider.decide(p), decider.expected_utility(p), strict=True
+        p,
+        decider.decide(p),
+        decider.utility.gains(decider.probabilities(p)),
+        strict=True,
     ):
         answers = itertools.product(range(4), range(4))
         ask = (
@@ -172,7 +174,7 @@ def test_a_budget_is_never_spent_on_what_is_worth_nothing():
         probabilities(900, 3, 0), [0, 1, 2] * 300, budget=0.9
     )
     p = probabilities(500, 3, 1)
-    assert decider.budget == Budget({"total": 0.9}, {"total": 0.0})
+    assert decider.deferral.budget == Budget({"total": 0.9}, {"total": 0.0})
     assert (decider.decide(p, batch=True) == Decider(decider.utility).decide(p)).all()
 
 
@@ -208,7 +210,9 @@ def test_corrected_probabilities_need_no_targets_for_a_budget():
     table = Predictions(probabilities=p, corrected=True)
     priced = decider.fit_budget(table, budget="5%")
     gains = np.sort(0.9 - p.max(axis=1))[::-1]
-    assert priced.budget.prices["total"] == pytest.approx((gains[49] + gains[50]) / 2)
+    assert priced.deferral.budget.prices["total"] == pytest.approx(
+        (gains[49] + gains[50]) / 2
+    )
     assert (
         (priced.decide(table) == 3).sum()
         == (priced.decide(table, batch=True) == 3).sum()
@@ -242,9 +246,9 @@ def test_a_budget_is_saved_and_belongs_to_its_utility(tmp_path):
     )
     decider.save(tmp_path / "decider.json")
     loaded, p = Decider.load(tmp_path / "decider.json"), probabilities(200, 3, 1)
-    assert loaded.budget == decider.budget
+    assert loaded.budget == decider.deferral.budget
     assert (loaded.decide(p) == decider.decide(p)).all()
-    assert decider.replace(utility=utility).budget == decider.budget
+    assert decider.replace(utility=utility).budget == decider.deferral.budget
     with pytest.raises(
         InputError,
         match="fitted with another utility, prior or calibration: fit it again",
@@ -263,28 +267,28 @@ def test_batches_too_small_for_their_share_go_by_prices():
     assert alone.tolist() == decider.decide(p[1000:]).tolist()
     assert 0.05 < (alone == 3).mean() < 0.15
     assert (decider.decide(p[1000:1010], batch=True) == 3).sum() <= 1  # enough for one
-    assert [decider.budget.too_few(count) for count in (1, 9, 10, 11)] == [
+    assert [decider.deferral.budget.too_few(count) for count in (1, 9, 10, 11)] == [
         True,
         True,
         False,
         False,
     ]
-    told = share_line(decider.budget, {"total": 1.0}, False, 9)
+    told = share_line(decider.deferral.budget, {"total": 1.0}, False, 9)
     price = (  # said where something is decided by it
-        f"(a gain of total {decider.budget.prices['total']:.4f} or more)"
+        f"(a gain of total {decider.deferral.budget.prices['total']:.4f} or more)"
     )
     assert told.endswith(
         f"; by its prices {price}, as 9 samples are too few for the share to be one of"
         " them."
     )
     assert f"by prices of held-out samples {price}," in share_line(
-        decider.budget, {"total": 0.1}, False
+        decider.deferral.budget, {"total": 0.1}, False
     )
-    assert share_line(decider.budget, {"total": 0.1}, False, 10).endswith(
+    assert share_line(decider.deferral.budget, {"total": 0.1}, False, 10).endswith(
         "; of all samples as one batch."
     )
     none = Decider(utility).fit_budget(p[:1000], np.arange(1000) % 3, budget=0)
-    assert not none.budget.too_few(1)
+    assert not none.deferral.budget.too_few(1)
     assert not (
         np.concatenate([none.decide(row[None], batch=True) for row in p[1000:1100]])
         == 3
@@ -515,8 +519,10 @@ def test_on_each_day_the_samples_that_are_worth_most_are_handed_over():
                 for choice in every
             )
             mine = (
-                decider.expected_utility(p)[rows, found[rows]]
-                - decider.expected_utility(p)[rows, worth.kept[rows]]
+                decider.utility.gains(decider.probabilities(p))[rows, found[rows]]
+                - decider.utility.gains(decider.probabilities(p))[
+                    rows, worth.kept[rows]
+                ]
             )
             assert mine.sum() == pytest.approx(best)
     explained = decider.explain(p, batch=PerDay(1, days))
@@ -640,7 +646,9 @@ def test_shares_that_chance_does_not_explain_get_a_warning(recwarn):
             decider.decide(probabilities(500, 3, 2 * seed + 1)), minlength=4
         ).tolist()
         recwarn.clear()
-        warn_of_share(decider, dict(zip(utility.actions, counts, strict=True)))
+        decider.deferral.warn_of_share(
+            dict(zip(utility.actions, counts, strict=True)), utility
+        )
         quiet += not recwarn
     assert quiet == 200
     counts = np.bincount(
@@ -650,7 +658,9 @@ def test_shares_that_chance_does_not_explain_get_a_warning(recwarn):
         UserWarning,
         match=r"% of 400 samples were handed over, where the budget \(total\) is 5%",
     ):
-        warn_of_share(decider, dict(zip(utility.actions, counts, strict=True)))
+        decider.deferral.warn_of_share(
+            dict(zip(utility.actions, counts, strict=True)), utility
+        )
 
 
 def test_a_price_is_found_with_the_calibration_that_decides():

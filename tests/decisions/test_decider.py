@@ -183,11 +183,11 @@ class TestCombination:
                 assert weight == 1 or np.mean(p.argmax(axis=1) == y) < 0.35
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")
-                    decider.read_labelled(p, y)
+                    decider.model.read_labelled(p, y)
                 with pytest.warns(
                     UserWarning, match="the columns of the scores are right for"
                 ):
-                    decider.read_labelled(p[:, np.roll(np.arange(size), 1)], y)
+                    decider.model.read_labelled(p[:, np.roll(np.arange(size), 1)], y)
 
     def test_some_order_of_columns_fits_any_few_samples(self):
         rng = np.random.default_rng(0)
@@ -229,7 +229,7 @@ class TestCombination:
             self.z, y, logits=True
         )
         pooled = np.log(softmax(self.z, axis=2).mean(axis=0))
-        expected = softmax(pooled / decider.fitted.temperature, axis=1)
+        expected = softmax(pooled / decider.model.calibrator.temperature, axis=1)
         assert decider.probabilities(self.z, logits=True) == pytest.approx(
             expected, abs=1e-5
         )
@@ -265,7 +265,7 @@ class TestWhatIsAccepted:
         frame["target"] = ["cat", "dog"]
         assert Decider(self.utility).decide(frame).tolist() == self.expected()
         assert (
-            Decider(self.utility).fit(frame).fitted is not None
+            Decider(self.utility).fit(frame).model.calibrator is not None
         )  # takes the targets from their column
 
     def test_numbers_in_a_data_frame_are_names_where_classes_are_called_by_numbers(
@@ -285,7 +285,7 @@ class TestWhatIsAccepted:
     def test_priors_of_pandas_are_matched_by_name(self):
         shares = pandas.Series({"newt": 5, "cat": 3, "dog": 2})
         decider = Decider(self.utility, train_prior="uniform", target_prior=shares)
-        assert decider.target_prior.tolist() == [0.3, 0.2, 0.5]
+        assert decider.model.target_prior.tolist() == [0.3, 0.2, 0.5]
 
     def test_predictions_are_matched_by_name(self):
         predictions = Predictions(
@@ -558,7 +558,7 @@ def test_a_new_utility_fits_nothing_again():
     other = decider.replace(
         utility=Utility([[1, 0], [-9, 1]], ["b", "a"])
     )  # rows in another order: matched by name
-    assert other.fitted is decider.fitted
+    assert other.model.calibrator is decider.model.calibrator
     assert other.utility.matrix.tolist() == [
         [-9, 1],
         [1, 0],
@@ -670,7 +670,7 @@ def test_a_changed_rule_and_calibration():
     again = decider.replace(calibration="bias-corrected-temperature").fit(
         [[0.5, 0.5], [0.1, 0.9]], [0, 1]
     )
-    assert again.fitted.bias is not None
+    assert again.model.calibrator.bias is not None
     scores = [[0.7, 0.3]]
     for bare in (
         again.replace(calibration=None),
@@ -678,7 +678,8 @@ def test_a_changed_rule_and_calibration():
     ):  # not fitted yet
         np.testing.assert_allclose(bare.probabilities(scores), scores)
     assert (
-        again.replace(calibration="bias-corrected-temperature").fitted is again.fitted
+        again.replace(calibration="bias-corrected-temperature").model.calibrator
+        is again.model.calibrator
     )
 
 
@@ -689,9 +690,9 @@ def test_deciders_are_immutable():
     with pytest.raises(AttributeError):
         decider.rule = "argmax"
     with pytest.raises(ValueError, match="read-only"):
-        decider.target_prior[0] = 1
+        decider.model.target_prior[0] = 1
     fitted = decider.fit([[0.9, 0.1], [0.3, 0.7]], [0, 1])
-    assert (decider.fitted, fitted.fitted is None) == (None, False)
+    assert (decider.model.calibrator, fitted.model.calibrator is None) == (None, False)
     with pytest.raises(
         InputError, match="parameter 'prior' is unknown: expected one of utility"
     ):
@@ -762,4 +763,4 @@ def test_masked_logits_calibrate():
         calibration="temperature",
         train_prior=[0.5, 0.4, 0.1],
     )
-    assert 0.5 < decider.fit(z, y, logits=True).fitted.temperature < 2
+    assert 0.5 < decider.fit(z, y, logits=True).model.calibrator.temperature < 2

@@ -125,7 +125,7 @@ def test_unfamiliar_samples_are_handed_over_and_named(world, tmp_path):
     decider = Decider(utility).fit_unfamiliar(
         logits_of(x), y, logits=True, false_alarm=0.05
     )
-    known = decider.unfamiliar
+    known = decider.deferral.unfamiliar
     new = logits_of(world["new"][0])
     found = decider.explain(new, logits=True)
     p = decider.probabilities(new, logits=True)
@@ -174,11 +174,11 @@ def test_scores_of_features_come_with_predictions(world, tmp_path):
         for name, (x, y) in world.items()
     }
     assert (
-        Decider(utility).fit_unfamiliar(made["held"]).unfamiliar.kind
+        Decider(utility).fit_unfamiliar(made["held"]).deferral.unfamiliar.kind
         == "given + energy + entropy"
     )
     decider = Decider(utility).fit_unfamiliar(made["held"], score="given")
-    flagged = decider.unfamiliar.above(
+    flagged = decider.deferral.unfamiliar.above(
         distance(world["new"][0]), logits_of(world["new"][0]).argmax(axis=1), CLASSES
     )
     made["new"].save(tmp_path / "new.npz")
@@ -210,7 +210,7 @@ def test_a_given_score_weighs_as_much_as_all_other_terms(world):
         mean = (weights * values).sum() / weights.sum()
         scale = np.sqrt((weights * (values - mean) ** 2).sum() / weights.sum())
         total += (2 if name == "given" else 1) * values / scale
-    assert decider.unfamiliar.score(held.scores) == pytest.approx(total)
+    assert decider.deferral.unfamiliar.score(held.scores) == pytest.approx(total)
 
 
 def mistaken(counts, rng):
@@ -363,7 +363,7 @@ def test_the_energy_counts_where_it_tells_classes_that_are_left_out(world):
         (50 * doubtful, "entropy"),
     ):
         assert (
-            decider.fit_unfamiliar(z + shift, y, logits=True).unfamiliar.kind
+            decider.fit_unfamiliar(z + shift, y, logits=True).deferral.unfamiliar.kind
             == expected
         )
         held = Predictions(
@@ -372,7 +372,10 @@ def test_the_energy_counts_where_it_tells_classes_that_are_left_out(world):
             unfamiliarity=np.arange(len(y)),
             classes=CLASSES,
         )
-        assert decider.fit_unfamiliar(held).unfamiliar.kind == f"given + {expected}"
+        assert (
+            decider.fit_unfamiliar(held).deferral.unfamiliar.kind
+            == f"given + {expected}"
+        )
         gains = []
         for left in range(6):
             others, new = np.delete(z + shift, left, axis=1), y == left
@@ -399,13 +402,16 @@ def test_scores_without_an_energy_are_judged_by_their_entropy(world):
     normalised = log_softmax(logits_of(x).astype(np.float32))
     for given, logits in ((normalised, True), (np.exp(normalised), False)):
         found = decider.fit_unfamiliar(given, y, logits=logits)
-        assert (found.unfamiliar.kind, found.unfamiliar.scales) == ("entropy", {})
+        assert (found.deferral.unfamiliar.kind, found.deferral.unfamiliar.scales) == (
+            "entropy",
+            {},
+        )
         flagged = found.explain(given, logits=logits).reason == "unfamiliar"
         assert predictive_entropy(Scores(given[None], logits))[flagged].min() > 0.01
     own = Predictions(
         logits=normalised, targets=y, unfamiliarity=np.arange(len(y)), classes=CLASSES
     )
-    assert decider.fit_unfamiliar(own).unfamiliar.kind == "given"
+    assert decider.fit_unfamiliar(own).deferral.unfamiliar.kind == "given"
 
 
 @pytest.fixture(scope="module")
@@ -510,8 +516,8 @@ def test_regions_do_not_depend_on_the_prior_that_is_decided_for(world):
         )
         for prior in ("train", "uniform")
     }
-    assert found["train"].unfamiliar.thresholds == pytest.approx(
-        found["uniform"].unfamiliar.thresholds
+    assert found["train"].deferral.unfamiliar.thresholds == pytest.approx(
+        found["uniform"].deferral.unfamiliar.thresholds
     )
     p = {
         prior: decider.probabilities(each["test"], logits=True)

@@ -67,8 +67,8 @@ def test_it_is_the_training_of_the_command_line(three, tmp_path, fitted):
     theirs = model.predict(X.astype(np.float32)).scores.values
     ours = np.concatenate(list(fitted._stream(X)), axis=1)
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
-    assert fitted.decider_.fitted.temperature == pytest.approx(
-        model.decider.fitted.temperature, rel=1e-4
+    assert fitted.decider_.model.calibrator.temperature == pytest.approx(
+        model.decider.model.calibrator.temperature, rel=1e-4
     )
     uniform = RFDLCClassifier(COSTLY, target_prior="uniform", **SMALL).fit(X, y)
     utility = Utility(COSTLY, model.classes)
@@ -101,8 +101,8 @@ def test_heads_of_features_are_those_of_the_command_line(three, tmp_path):
     np.testing.assert_allclose(
         np.concatenate(list(ours._stream(X)), axis=1), theirs, atol=1e-3
     )
-    assert ours.decider_.fitted.temperature == pytest.approx(
-        model.decider.fitted.temperature, rel=1e-4
+    assert ours.decider_.model.calibrator.temperature == pytest.approx(
+        model.decider.model.calibrator.temperature, rel=1e-4
     )
     assert (ours.settings_.widths, ours.settings_.head_init) == ((), "class-means")
     before = ours.weights_
@@ -173,7 +173,8 @@ def test_decisions_are_the_deciders_on_the_held_out_calibration(three, fitted):
         fitted.predict_proba(X), decider.probabilities(logits, logits=True)
     )
     np.testing.assert_allclose(
-        fitted.decision_function(X), decider.expected_utility(logits, logits=True)
+        fitted.decision_function(X),
+        decider.utility.gains(decider.probabilities(logits, logits=True)),
     )
     assert len(kept) + len(held) == len(y)
 

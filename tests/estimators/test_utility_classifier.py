@@ -62,9 +62,9 @@ def test_calibration_is_out_of_fold_as_in_a_plain_loop(three, ensemble):
     reference = Decider(utility, calibration="temperature", train_prior="train").fit(
         np.concatenate(scores), np.concatenate(targets)
     )
-    temperature = reference.fitted.temperature
-    assert model.decider_.fitted.temperature == pytest.approx(
-        reference.fitted.temperature
+    temperature = reference.model.calibrator.temperature
+    assert model.decider_.model.calibrator.temperature == pytest.approx(
+        reference.model.calibrator.temperature
     )
     assert temperature > 1.01  # naive Bayes is too sure: there was something to do
     softer = [
@@ -141,10 +141,10 @@ def test_set_utility_fits_nothing(three):
     Counting.fits = 0
     model = UtilityClassifier(Counting()).fit(X, y)
     assert Counting.fits == 6  # five folds, and the whole
-    before = model.decider_.fitted
+    before = model.decider_.model.calibrator
     assert model.set_utility(COSTLY) is model
     assert Counting.fits == 6
-    assert model.decider_.fitted is before
+    assert model.decider_.model.calibrator is before
     fresh = UtilityClassifier(Counting(), COSTLY).fit(X, y)
     np.testing.assert_array_equal(model.predict(X), fresh.predict(X))
     assert model.get_params()["utility"] is COSTLY
@@ -165,8 +165,8 @@ def test_prefit_calibrates_on_what_it_is_given(three):
     reference = Decider(
         Utility(COSTLY), calibration="temperature", train_prior=np.bincount(y[200:])
     ).fit(fitted.predict_proba(X[200:]), y[200:])
-    assert model.decider_.fitted.temperature == pytest.approx(
-        reference.fitted.temperature
+    assert model.decider_.model.calibrator.temperature == pytest.approx(
+        reference.model.calibrator.temperature
     )
     with pytest.raises(NotFittedError):
         UtilityClassifier(GaussianNB(), cv="prefit").fit(X, y)
@@ -315,7 +315,7 @@ def test_a_class_that_a_fold_could_not_learn_is_left_out_of_calibration(three):
         4,
     ]  # of all samples, and of three folds
     assert (
-        model.decider_.fitted.temperature < 3
+        model.decider_.model.calibrator.temperature < 3
     )  # the impossible sample would have made it far larger
 
 

@@ -70,7 +70,7 @@ def test_decisions_equal_the_librarys(trained, tmp_path, method, backbone):
     np.testing.assert_allclose(
         found.probabilities, decider.probabilities(predictions), atol=TOLERANCE
     )
-    values = decider.expected_utility(predictions)
+    values = decider.utility.gains(decider.probabilities(predictions))
     top = np.sort(values, axis=1)
     clear = top[:, -1] - top[:, -2] > 1e-4
     assert clear.mean() > 0.5

@@ -66,7 +66,9 @@ def test_equal_to_the_decider(particles, combine, calibration, target):
     reference = np.asarray(decider.probabilities(logits, logits=True))
     np.testing.assert_allclose(probabilities, reference, atol=2e-6)
     np.testing.assert_allclose(
-        expected, decider.expected_utility(logits, logits=True), atol=5e-6
+        expected,
+        decider.utility.gains(decider.probabilities(logits, logits=True)),
+        atol=5e-6,
     )
     assert (action == decider.decide(logits, logits=True)).all()
     np.testing.assert_allclose(

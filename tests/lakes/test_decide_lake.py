@@ -116,7 +116,7 @@ def test_layouts_and_batches_decide_alike():
     scores = np.stack([table[name].to_numpy() for name in NAMES], axis=1)
     actions, values = decider.decide_values(scores)
     np.testing.assert_array_equal(actions, decider.decide(scores))
-    expected = decider.expected_utility(scores)
+    expected = decider.utility.gains(decider.probabilities(scores))
     np.testing.assert_allclose(values, expected[np.arange(3000), actions], atol=1e-6)
     np.testing.assert_allclose(values, expected.max(axis=1), atol=1e-6)
     for some in (slice(5, 6), slice(7, 9), slice(11, 2000)):

@@ -110,7 +110,7 @@ def test_the_stated_error_of_the_ranking_holds():
     ):
         q = np.full((3000, 4), (1 - certain)[:, None] / 3)
         q[np.arange(3000), p.argmax(axis=1)] = certain
-        scores, targets = decider.read_labelled(q, y)
+        scores, targets = decider.model.read_labelled(q, y)
         sums = Sums.of(observe(scores, targets, decider))
         exact = evaluate(q, y, decider).error_auc
         assert (

@@ -160,7 +160,7 @@ def test_recalibration_pays_where_scores_are_overconfident(served, stream):
         - U.matrix[y, decisions.actions]
     )
     assert best.interval[0] - 0.02 < gained[others].mean() < best.interval[1] + 0.02
-    assert best.decider.decided_prior == pytest.approx([0.4, 0.3, 0.3], abs=0.06)
+    assert best.decider.model.decided_prior == pytest.approx([0.4, 0.3, 0.3], abs=0.06)
 
 
 def test_a_recalibrated_decider_acts_on_scores_as_on_served_probabilities(
@@ -185,7 +185,7 @@ def test_a_class_without_a_target_prior_stays_without_one(stream):
     )
     decisions, rows = Decided.of(decider, z, logits=True), np.arange(0, 2000, 4)
     for option in options(decider, decisions, rows, y[rows] % 2, np.ones(len(rows))):
-        assert option.decider.decided_prior[2] == 0
+        assert option.decider.model.decided_prior[2] == 0
         assert (
             np.asarray(option.decider.probabilities(z, logits=True))[:, 2] == 0
         ).all()

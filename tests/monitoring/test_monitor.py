@@ -21,7 +21,6 @@ from rfdlc.monitoring.monitor import (
     label_shift_misfit,
     misfit_level,
 )
-from rfdlc.probabilities.folds import out_of_fold
 from tests.monitoring.simulated_service import MIX, U, model
 
 
@@ -213,7 +212,9 @@ def test_samples_that_calibrated_the_decider_are_a_fair_reference(seed):
     # What labels are compared with is still out of fold: the calibrator has seen them.
     realised = utility.matrix[y, same.actions]
     assert np.array_equal(reference.decisions.actions, same.actions)
-    apart = out_of_fold(decider, *decider.read_labelled(held, y, logits=True))
+    apart = decider.model.out_of_fold(
+        *decider.model.read_labelled(held, y, logits=True)
+    )
     assert np.array_equal(
         reference.realised, utility.matrix[y, decider.decide_probabilities(apart)]
     )

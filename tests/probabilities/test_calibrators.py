@@ -13,7 +13,7 @@ from scipy.stats import poisson
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 from rfdlc.probabilities import fitting
 from rfdlc.probabilities.calibrators import CALIBRATORS, BiasCorrectedTemperature
-from rfdlc.probabilities.choosing import FOLDS, grouped_folds
+from rfdlc.probabilities.choosing import FOLDS, grouped_folds, stratified_folds
 from rfdlc.probabilities.fitting import (
     CAUTION,
     COLDEST,
@@ -24,7 +24,6 @@ from rfdlc.probabilities.fitting import (
     HeldOut,
     not_held_out,
 )
-from rfdlc.probabilities.folds import stratified_folds
 from rfdlc.probabilities.scores import CorrectedProbabilities
 
 
@@ -460,7 +459,7 @@ def test_held_out_samples_of_a_class_without_share_are_fitted_as_they_are():
 
 
 def test_auto_with_one_sample_or_without_weight_is_a_temperature():
-    one = Decider(Utility.one_hot(3)).fit([[0.5, 0.3, 0.2]], [0]).fitted
+    one = Decider(Utility.one_hot(3)).fit([[0.5, 0.3, 0.2]], [0]).model.calibrator
     assert one.losses == {}  # with one candidate, nothing is cross-validated
     assert str(one).endswith("(too few samples or groups to choose)")
     weights = np.where(
@@ -689,7 +688,7 @@ class TestNeverTwice:
             held_out, y, logits=True
         )
         twice.fit(held_out, y, logits=True)
-        assert once.fitted == twice.fitted
+        assert once.model.calibrator == twice.model.calibrator
         first = once.replace(target_prior=once.estimate_prior(z, logits=True))
         again = first.replace(target_prior=first.estimate_prior(z, logits=True))
         assert first.target_prior == pytest.approx(again.target_prior, abs=1e-9)
@@ -781,7 +780,7 @@ def test_priors_are_shares_percentages_or_counts(prior):
     decider = Decider(
         Utility.one_hot(list("abcd")), train_prior="uniform", target_prior=prior
     )
-    np.testing.assert_allclose(decider.target_prior, [0.2, 0.3, 0, 0.5])
+    np.testing.assert_allclose(decider.model.target_prior, [0.2, 0.3, 0, 0.5])
 
 
 def test_a_class_that_was_never_trained_cannot_be_corrected_for():
@@ -828,9 +827,9 @@ def test_auto_by_groups_is_better_on_new_groups(count):
             auto.fit(x, y, logits=True, groups=own) for own in (None, groups)
         )
         assert (
-            leaking.fitted.weights["matrix-scaling"] > 0.9
+            leaking.model.calibrator.weights["matrix-scaling"] > 0.9
         )  # it knows the sites, which are in all folds
-        assert grouped.fitted.weights.get("matrix-scaling", 0) < 0.1
+        assert grouped.model.calibrator.weights.get("matrix-scaling", 0) < 0.1
         losses = [
             nll(np.log(each.probabilities(new, logits=True)), new_y)
             for each in (leaking, grouped)
@@ -844,7 +843,7 @@ def test_auto_by_groups_still_finds_what_all_groups_share():
     assert (
         Decider(Utility.one_hot(6))
         .fit(x, y, logits=True, groups=groups)
-        .fitted.weights["matrix-scaling"]
+        .model.calibrator.weights["matrix-scaling"]
         > 0.9
     )
 
@@ -852,7 +851,7 @@ def test_auto_by_groups_still_finds_what_all_groups_share():
 def test_one_group_gives_a_temperature_and_groups_are_one_per_sample():
     x, y, groups = sites(np.random.default_rng(0), 1, 300, 1.5)
     auto = Decider(Utility.one_hot(6))
-    assert auto.fit(x, y, logits=True, groups=groups).fitted.weights == {
+    assert auto.fit(x, y, logits=True, groups=groups).model.calibrator.weights == {
         "temperature": 1.0
     }
     with pytest.raises(
@@ -990,7 +989,7 @@ def test_the_share_of_one_of_two_classes_implies_the_other():
         train_prior="uniform",
         target_prior={"bad": 0.1},
     )
-    np.testing.assert_allclose(decider.target_prior, [0.9, 0.1])
+    np.testing.assert_allclose(decider.model.target_prior, [0.9, 0.1])
     np.testing.assert_allclose(
         decider.replace(target_prior="bad=0.25").target_prior, [0.75, 0.25]
     )
@@ -1018,5 +1017,5 @@ def test_intervals_of_estimates_name_the_calibration_that_they_leave_out(
     decider = decider.replace(target_prior=decider.estimate_prior(z, logits=True))
     assert (
         "given the calibration, whose error is not included in the intervals"
-        in decider.decided_for
+        in decider.model.decided_for
     ) == said

@@ -303,7 +303,7 @@ def test_folds_keep_groups_whole():
     fold, p = grouped_folds(y, groups), np.empty((len(y), 6))
     for k in range(5):
         fitted = decider.fit(x[fold != k], y[fold != k], logits=True).replace(
-            target_prior=decider.decided_prior
+            target_prior=decider.model.decided_prior
         )
         p[fold == k] = fitted.probabilities(x[fold == k], logits=True)
     np.testing.assert_allclose(cross_fitted(given, decider).probabilities, p, atol=1e-9)
@@ -349,9 +349,11 @@ def evaluate_without_warning(x, y, decider):
 def test_a_decider_takes_the_groups_of_predictions():
     x, y, groups = sites(np.random.default_rng(0), 15, 60, 1.5)
     auto = Decider(Utility.one_hot(6))
-    given = auto.fit(x, y, logits=True, groups=groups).fitted
-    carried = auto.fit(Predictions(logits=x, targets=y, groups=groups)).fitted
-    assert carried == given != auto.fit(Predictions(logits=x, targets=y)).fitted
+    given = auto.fit(x, y, logits=True, groups=groups).model.calibrator
+    carried = auto.fit(Predictions(logits=x, targets=y, groups=groups)).model.calibrator
+    assert (
+        carried == given != auto.fit(Predictions(logits=x, targets=y)).model.calibrator
+    )
 
 
 def test_groups_are_kept_in_files_as_integers(tmp_path):

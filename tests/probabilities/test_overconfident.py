@@ -67,11 +67,14 @@ def test_auto_recovers_powers_of_log_probabilities(temperature, power):
     exact = nll(np.exp(true[NEW]), y[NEW])
     p, decider = calibrated(np.exp(given), y)
     assert nll(p, y[NEW]) < exact + 0.005
-    assert decider.fitted.power == pytest.approx(power, rel=0.3)  # drawn to 1
+    assert decider.model.calibrator.power == pytest.approx(power, rel=0.3)  # drawn to 1
     assert (
         nll(calibrated(np.exp(given), y, "temperature")[0], y[NEW]) > exact + 0.01
     )  # there was something to find
-    assert f"power {decider.fitted.power:.3g}, then " in decider.fitted.short
+    assert (
+        f"power {decider.model.calibrator.power:.3g}, then "
+        in decider.model.calibrator.short
+    )
 
 
 def test_auto_is_the_mean_of_maps_of_powers():
@@ -85,7 +88,7 @@ def test_auto_is_the_mean_of_maps_of_powers():
     )
     prior = np.bincount(y[HELD]) / 1500
     p, decider = calibrated(given, y, logits=True, train_prior=prior)
-    fitted = decider.fitted
+    fitted = decider.model.calibrator
     assert fitted.power != 1
     expected = np.zeros((len(y[NEW]), 4))
     for name, share in fitted.weights.items():
@@ -118,7 +121,7 @@ def test_the_temperatures_by_which_priors_are_estimated_keep_the_power():
     rng = np.random.default_rng(4)
     given = log_softmax(rng.normal(scale=3, size=(4000, 6)), axis=1)
     y = drawn(-np.sqrt(-2 * given), rng)
-    fitted = calibrated(given, y, logits=True)[1].fitted
+    fitted = calibrated(given, y, logits=True)[1].model.calibrator
     draws = fitted.draws()
     assert fitted.power < 0.8
     assert len(draws) == 5

@@ -59,15 +59,15 @@ def test_decisions_are_for_the_natural_class_prior_by_default():
         - values[np.arange(3000), decider.decide(log_likelihood, logits=True)]
     )
     assert lost.mean() < 1e-6
-    assert "of the training data" in decider.decided_for
+    assert "of the training data" in decider.model.decided_for
 
 
 def test_samples_far_from_the_prior_that_is_decided_for_are_named():
     decider = Decider(
         Utility.one_hot(Classes.from_counts({"a": 90, "b": 10})), train_prior="train"
     )
-    assert decider.prior_warning(np.repeat([0, 1], [85, 15])) is None
-    said = decider.prior_warning(np.repeat([0, 1], [50, 50]))
+    assert decider.model.prior_warning(np.repeat([0, 1], [85, 15])) is None
+    said = decider.model.prior_warning(np.repeat([0, 1], [50, 50]))
     assert (
         "the class frequencies a 50.0%, b 50.0%, but decisions are made for the class"
         " prior a 90.0%, b 10.0%" in said
@@ -155,14 +155,14 @@ def test_a_temperature_from_few_samples_is_no_worse_than_none(size):
 def test_many_classes_are_decided_in_products_of_many_rows():
     """Earlier a chunk of 5,000 classes had 52 rows, and each read the whole utility."""
     decider = Decider(Utility.one_hot(3000))
-    scores = decider.read(np.full((600, 3000), 1 / 3000, dtype=np.float32))
+    scores = decider.model.read(np.full((600, 3000), 1 / 3000, dtype=np.float32))
     assert next(scores.chunks())[1].shape[1] >= 512
 
 
 def test_a_balanced_held_out_set_does_not_spoil_the_temperature():
     for seed in range(3):
         decider = fitted("temperature", UNIFORM, 1000, seed)
-        assert decider.fitted.temperature == pytest.approx(
+        assert decider.model.calibrator.temperature == pytest.approx(
             2.5, rel=0.15
         )  # 5.3 where the two priors are taken for one
         assert (
@@ -217,14 +217,14 @@ def test_small_files_keep_their_classes(size):
 
 def test_calibrators_are_weighted_by_cross_validated_likelihood():
     found = fitted("auto", TRAIN, 400, 2)
-    weights, losses = found.fitted.weights, found.fitted.losses
+    weights, losses = found.model.calibrator.weights, found.model.calibrator.losses
     assert max(weights, key=weights.get) == "temperature"  # the truth
     assert sum(weights.values()) == pytest.approx(1)
     assert losses["none"] > losses["temperature"] + 0.05
     assert "none" not in weights
     assert f"{weights['temperature']:.0%} temperature, " in repr(found)
-    assert repr(found).count(f"{found.fitted.short} (") == 1
-    assert found.fitted.short.count("%") == len(weights)
+    assert repr(found).count(f"{found.model.calibrator.short} (") == 1
+    assert found.model.calibrator.short.count("%") == len(weights)
     assert (
         f"(weights by cross-validated loss: temperature {losses['temperature']:.4f},"
         " none " in repr(found)
@@ -247,7 +247,7 @@ def test_priors_are_estimated_without_calibrators_that_lack_samples_of_some_clas
     decider, reversed_prior = fitted("auto", TRAIN, 200, 29), TRAIN[::-1].copy()
     log_likelihood, _ = draw(reversed_prior, 1000, 70)
     assert (
-        decider.fitted.weights["matrix-scaling"] > 0.1
+        decider.model.calibrator.weights["matrix-scaling"] > 0.1
     )  # which decides with the others
     z = over_confident(log_likelihood)
     estimate = decider.estimate_prior(z, logits=True)
@@ -257,7 +257,7 @@ def test_priors_are_estimated_without_calibrators_that_lack_samples_of_some_clas
     )
     again = Decider.from_dict(decider.to_dict()).estimate_prior(z, logits=True)
     assert np.array_equal(again.prior, estimate.prior)
-    kept = CALIBRATORS["auto"].from_dict(decider.fitted.estimating)
+    kept = CALIBRATORS["auto"].from_dict(decider.model.calibrator.estimating)
     assert np.array_equal(
         decider.replace(fitted=kept).estimate_prior(z, logits=True).prior,
         estimate.prior,
@@ -295,12 +295,14 @@ def test_weighted_calibrators_are_the_geometric_mean_of_their_corrected_probabil
         over_confident(draw(TRAIN, 300, 55)[0]),
     )
     expected = np.zeros((300, 10))
-    for name, share in decider.fitted.weights.items():
+    for name, share in decider.model.calibrator.weights.items():
         alone = decider.replace(
-            fitted=CALIBRATORS[name].from_dict(decider.fitted.parameters[name])
+            fitted=CALIBRATORS[name].from_dict(
+                decider.model.calibrator.parameters[name]
+            )
         )
         expected += share * np.log(alone.probabilities(z, logits=True))
-    assert len(decider.fitted.weights) > 1
+    assert len(decider.model.calibrator.weights) > 1
     expected = np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True)
     assert np.asarray(decider.probabilities(z, logits=True)) == pytest.approx(expected)
 
@@ -383,13 +385,17 @@ def test_intervals_of_an_estimated_prior_include_the_uncertainty_of_the_temperat
     """Earlier the calibration was held fixed, and 84% of far shifts were covered."""
     decider, inside, widths = fitted("temperature", TRAIN, 200, 5), [], []
     log_likelihood, _ = draw(UNIFORM, 1000, 80)
-    drawn = [each.temperature for each in decider.fitted.draws()]
-    assert np.log(drawn).mean() == pytest.approx(np.log(decider.fitted.temperature))
-    assert np.log(drawn).std() == pytest.approx(decider.fitted.error, rel=0.15)
-    exact = decider.replace(
-        fitted=CALIBRATORS["temperature"](decider.fitted.temperature)
+    drawn = [each.temperature for each in decider.model.calibrator.draws()]
+    assert np.log(drawn).mean() == pytest.approx(
+        np.log(decider.model.calibrator.temperature)
     )
-    assert len(exact.fitted.draws()) == 1
+    assert np.log(drawn).std() == pytest.approx(
+        decider.model.calibrator.error, rel=0.15
+    )
+    exact = decider.replace(
+        fitted=CALIBRATORS["temperature"](decider.model.calibrator.temperature)
+    )
+    assert len(exact.model.calibrator.draws()) == 1
     for each in (decider, exact):
         low, high = each.estimate_prior(
             over_confident(log_likelihood), logits=True

@@ -90,11 +90,11 @@ def test_a_decider_fits_saves_and_loads_it(tmp_path):
     )
     decider.save(tmp_path / "decider.json")
     loaded = rfdlc.Decider.load(tmp_path / "decider.json")
-    assert loaded.fitted == decider.fitted
-    assert isinstance(loaded.fitted, Mixing)
+    assert loaded.model.calibrator == decider.model.calibrator
+    assert isinstance(loaded.model.calibrator, Mixing)
     p = np.asarray(loaded.probabilities(predictions))
     log_p = log_softmax(predictions.scores.values.mean(axis=0), axis=1)
-    np.testing.assert_allclose(p, by_hand(decider.fitted, log_p), atol=1e-6)
+    np.testing.assert_allclose(p, by_hand(decider.model.calibrator, log_p), atol=1e-6)
     np.testing.assert_array_equal(
         loaded.decide(predictions), (p @ utility.matrix).argmax(axis=1)
     )
@@ -120,7 +120,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     expected = rfdlc.Decider(
         rfdlc.Utility.one_hot(predictions.classes), calibration=NAME
     ).fit(predictions)
-    assert str(expected.fitted) in json.dumps(answer)
+    assert str(expected.model.calibrator) in json.dumps(answer)
     actions = [row["action"] for row in answer["decisions"]]
     assert actions == [
         predictions.classes.names[i] for i in expected.decide(predictions)
@@ -136,12 +136,14 @@ def test_the_estimators():
     ).fit(X, y)
     log_p = np.log(wrapped.estimator_.predict_proba(X))
     np.testing.assert_allclose(
-        wrapped.predict_proba(X), by_hand(wrapped.decider_.fitted, log_p), atol=1e-6
+        wrapped.predict_proba(X),
+        by_hand(wrapped.decider_.model.calibrator, log_p),
+        atol=1e-6,
     )
     own = rfdlc.RFDLCClassifier(
         backbone="mlp", calibrate=NAME, epochs=2, particles=1, device="cpu"
     ).fit(X, y)
-    assert isinstance(own.decider_.fitted, Mixing)
+    assert isinstance(own.decider_.model.calibrator, Mixing)
     assert (own.predict(X) == own.predict_proba(X).argmax(axis=1)).all()
 
 
@@ -150,7 +152,7 @@ def test_training_fits_it_and_the_exported_graph_agrees(trained, tmp_path):
     pytest.importorskip("onnxruntime", reason='needs pip install "rfdlc[export]"')
     assert TrainConfig(calibration=NAME).calibration == NAME
     model = rfdlc.Model.load(trained, device="cpu")
-    assert isinstance(model.decider.fitted, Mixing)
+    assert isinstance(model.decider.model.calibrator, Mixing)
     rfdlc.export(
         trained, tmp_path / "model.onnx"
     )  # refuses a graph that is not the model
@@ -192,13 +194,13 @@ def test_the_page_decides_by_it_and_gives_it_back(browser, tmp_path):
     path = rfdlc.report(folder, out=tmp_path / "report.html", bootstrap=0)
     predictions = rfdlc.Predictions.load(folder)
     page = Page(browser, path, ReportRun("run", predictions, decider))
-    assert str(decider.fitted) in page.element("#lead").text
+    assert str(decider.model.calibrator) in page.element("#lead").text
     assert page.actions == [
         decider.utility.actions[a] for a in decider.decide(predictions)
     ]
     page.write("#temperature-value", "1.5")
     saved = rfdlc.Decider.load(downloaded(page, "#save-decider", "decider.json"))
     assert [saved.utility.actions[a] for a in saved.decide(predictions)] == page.actions
-    W, b = decider.fitted.as_affine()
-    np.testing.assert_allclose(saved.fitted.as_affine()[0], W / 1.5)
-    np.testing.assert_allclose(saved.fitted.as_affine()[1], b / 1.5)
+    W, b = decider.model.calibrator.as_affine()
+    np.testing.assert_allclose(saved.model.calibrator.as_affine()[0], W / 1.5)
+    np.testing.assert_allclose(saved.model.calibrator.as_affine()[1], b / 1.5)

@@ -144,7 +144,7 @@ def test_the_calibrator_is_named_in_a_few_words(tmp_path, predictions):
     (run,) = data_of(rfdlc.report(folder, out=tmp_path / "report.html", bootstrap=0))[
         "runs"
     ]
-    weights = Decider.load(folder).fitted.weights
+    weights = Decider.load(folder).model.calibrator.weights
     assert sorted(
         run["calibration"]["words"].removeprefix("auto: ").split(", ")
     ) == sorted(f"{share:.0%} {name}" for name, share in weights.items())

@@ -100,7 +100,7 @@ def test_estimators_keep_a_budget():
     model.fit_budget(x[700:1200], y[700:1200], "5%")
     share = (model.predict(x[1200:]) == -1).mean()
     assert share == pytest.approx(0.05, abs=0.03)
-    assert model.decider_.budget.shares == {"total": 0.05}
+    assert model.decider_.deferral.budget.shares == {"total": 0.05}
     with pytest.warns(
         UserWarning,
         match=(

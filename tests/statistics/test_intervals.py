@@ -204,7 +204,7 @@ def test_coarse_scores_that_calibrated_are_noticed_by_their_order():
         }
     )
     decider = Decider(Utility.one_hot(["a", "b"])).fit(table[:200])
-    assert "scores" not in decider.calibrated_on
+    assert "scores" not in decider.model.calibrated_on
     with pytest.warns(UserWarning, match="about 100% of the samples that calibrated"):
         evaluate(table[:200], decider=decider)
     with pytest.warns(UserWarning, match="about 4.% of the samples"):
@@ -227,7 +227,7 @@ def test_samples_with_other_ids_are_others_though_their_scores_are_equal():
         }
     )
     decider = Decider(Utility.one_hot(["a", "b"])).fit(table[:200])
-    assert "scores" in decider.calibrated_on
+    assert "scores" in decider.model.calibrated_on
     assert evaluate(table[200:], decider=decider).calibration_overlap == 0
     renamed = table[:200].assign(id=[f"m{i}" for i in range(200)])
     with pytest.warns(UserWarning, match="about 100% of the samples that calibrated"):
@@ -366,7 +366,7 @@ def test_equal_scores_of_a_forest_are_no_evidence_of_the_same_samples(seed):
             for rows in (held_out, evaluated)
         ]
         decider = Decider(Utility.one_hot(4), calibration=None).fit(given[0])
-        return decider.overlap(*decider.read_labelled(given[1], None))
+        return decider.model.overlap(*decider.model.read_labelled(given[1], None))
 
     assert len(np.unique(votes[first], axis=0)) < 0.99 * 1000
     assert overlap(first, second, ids=False) == 0
@@ -381,9 +381,9 @@ def test_the_same_samples_are_found_by_fine_scores_in_any_order(seed, size, shar
     same = int(np.ceil(share * size))
     rows = rng.permutation(np.r_[:same, size : 2 * size - same])
     decider = Decider(Utility.one_hot(3), calibration=None).fit(p[:size], y[:size])
-    assert decider.overlap(*decider.read_labelled(p[rows], y[rows])) == pytest.approx(
-        same / size
-    )
+    assert decider.model.overlap(
+        *decider.model.read_labelled(p[rows], y[rows])
+    ) == pytest.approx(same / size)
 
 
 def test_evaluating_on_what_calibrated_is_noticed(tmp_path):
@@ -410,7 +410,7 @@ def test_cross_fitted_outcomes_are_those_of_fits_without_the_sample():
     predictions = Predictions(probabilities=p, targets=y, classes=CLASSES)
     outcomes, inside = (
         cross_fitted(predictions, decider),
-        observe(*decider.read_labelled(predictions, None), decider),
+        observe(*decider.model.read_labelled(predictions, None), decider),
     )
     assert (outcomes.targets == y).all()
     assert outcomes.probabilities.shape == p.shape

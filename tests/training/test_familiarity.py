@@ -173,7 +173,7 @@ def test_a_run_keeps_what_training_samples_look_like(folder, tmp_path):
     decider = model.decider.replace(utility=utility).fit_unfamiliar(
         held, false_alarm=0.05
     )
-    assert decider.unfamiliar.kind == "given + energy + entropy"
+    assert decider.deferral.unfamiliar.kind == "given + energy + entropy"
     copy = model.save_pretrained(tmp_path / "copy")
     decider.save(copy / "decider.json")
     reasons = decider.explain(new).reason

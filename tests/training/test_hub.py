@@ -70,7 +70,7 @@ def test_saving_again_keeps_a_readme_and_takes_the_new_decider(model, tmp_path):
     model.save_pretrained(folder)
     assert (
         rfdlc.Decider.load(folder / "decider.json").decided_for
-        == model.decider.decided_for
+        == model.decider.model.decided_for
     )
 
 

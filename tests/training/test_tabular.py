@@ -321,7 +321,7 @@ def test_a_table_from_end_to_end(tmp_path, monkeypatch):
     assert (
         len(found)
         == sum(row["weight"] > 0 for row in rows)
-        == len(loaded.decider.weights)
+        == len(loaded.decider.model.weights)
     )
     held = rfdlc.Predictions.load(folder / "held-out.npz")
     assert (

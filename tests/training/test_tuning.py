@@ -904,7 +904,9 @@ def test_plain_networks_are_trained_and_decide_for_the_same_prior(tmp_path):
     )
     assert model.config.prior_tau == ()
     np.testing.assert_allclose(
-        model.decider.train_prior, np.bincount(labels[kept]) / len(kept), atol=1e-6
+        model.decider.model.train_prior,
+        np.bincount(labels[kept]) / len(kept),
+        atol=1e-6,
     )
     assert (
         json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]["accuracy"]

@@ -78,10 +78,11 @@ def test_only_before_it_held_out_samples_count_alike(images, tmp_path, settings)
     model = rfdlc.train(images, "rf-dlc", tmp_path / "run", **given)
     held = Predictions.load(tmp_path / "run/held-out.npz")
     alike, weighed = (
-        model.decider.fit(held, balanced=balanced).fitted for balanced in (False, True)
+        model.decider.fit(held, balanced=balanced).model.calibrator
+        for balanced in (False, True)
     )
     assert abs(alike.temperature - weighed.temperature) > 1e-3
-    assert model.decider.fitted == (weighed if settings else alike)
+    assert model.decider.model.calibrator == (weighed if settings else alike)
 
 
 def test_runs_of_a_stack_equal_runs_alone_and_resumed_ones(

@@ -169,7 +169,7 @@ def decide(
     predictions, decider = request.prepare(
         path, columns=[*([time] if time else []), *flags]
     )
-    if flags and decider.unfamiliar is None:
+    if flags and decider.deferral.unfamiliar is None:
         decisions.warn_of_flags(file, predictions.columns["reason"])
     decider = decider.replace(budget=None) if limits else decider
     daily = (
@@ -203,7 +203,9 @@ def decide(
         }
         summary |= decisions.decider_summary(decider, predictions)
         summary |= {
-            "budget": None if decider.budget is None else decider.budget.to_dict()
+            "budget": None
+            if decider.deferral.budget is None
+            else decider.deferral.budget.to_dict()
         }
         summary |= (
             {"budget": {"per_day": limits, "handed_over": by_day}} if by_day else {}
@@ -360,7 +362,9 @@ def evaluate(
     )
     lines += decisions.evaluated_shares(decider, result)
     output(False, {}, result, *tables, *lines)
-    if warning := decider.prior_warning(decider.read_labelled(predictions, None)[1]):
+    if warning := decider.model.prior_warning(
+        decider.model.read_labelled(predictions, None)[1]
+    ):
         warnings.warn(warning, stacklevel=1)
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import rfdlc
+from rfdlc.decisions.decider import left_open, utility_interval
 from rfdlc.errors import are, counted, listing
 
 if TYPE_CHECKING:
@@ -58,9 +59,16 @@ def threshold_lines(utility: "rfdlc.Utility") -> list[str]:
 def calibrated_lines(
     decider: "rfdlc.Decider", predictions: "rfdlc.Predictions"
 ) -> list[str]:
-    known = [f"Calibrated: {decider.fitted.short}."] if decider.fitted else []
+    known = (
+        [f"Calibrated: {decider.model.calibrator.short}."]
+        if decider.model.calibrator
+        else []
+    )
     known += threshold_lines(decider.utility) if _has_threshold(decider) else []
-    return [*known, f"D{decider.decided_for[1:]}{decider.left_open(predictions)}."]
+    return [
+        *known,
+        f"D{decider.model.decided_for[1:]}{left_open(decider, predictions)}.",
+    ]
 
 
 def decision_columns(
@@ -107,7 +115,7 @@ def deferral_lines(
     """
     from rfdlc.decisions.rules import OVER_BUDGET, UNFAMILIAR
 
-    lines, budget, known = [], decider.budget, decider.unfamiliar
+    lines, budget, known = [], decider.deferral.budget, decider.deferral.unfamiliar
     if budget is not None:
         kept = int((found.reason == OVER_BUDGET).sum())
         shares = share_line(
@@ -163,16 +171,19 @@ def evaluated_shares(decider: "rfdlc.Decider", result: Any) -> list[str]:
     """The line of the budget of evaluated decisions, if there is one."""
     import numpy as np
 
-    if decider.budget is None:
+    if decider.deferral.budget is None:
         return []
     names, chosen = decider.utility.actions, result.outcomes.actions
     counts = dict(
         zip(names, np.bincount(chosen, minlength=len(names)).tolist(), strict=True)
     )
-    handed = decider.budget.handed_over(counts, decider.utility)
+    handed = decider.deferral.budget.handed_over(counts, decider.utility)
     return [
         share_line(
-            decider.budget, handed, decider.unfamiliar is not None, result.samples
+            decider.deferral.budget,
+            handed,
+            decider.deferral.unfamiliar is not None,
+            result.samples,
         )
     ]
 
@@ -266,26 +277,24 @@ def decider_summary(
 ) -> dict[str, Any]:
     """What was fitted and corrected, for JSON."""
     target, names, estimate = (
-        decider.target_prior,
+        decider.model.target_prior,
         decider.utility.classes.names,
-        decider.estimate,
+        decider.model.estimate,
     )
     intervals: dict[str, Any] = {}
     if estimate is not None:
         bounds = zip(*(end.tolist() for end in estimate.interval()), strict=True)
         intervals["target_prior_interval"] = dict(zip(names, bounds, strict=True))
-        intervals["expected_utility_interval"] = decider.utility_interval(
-            predictions, estimate
-        )
+        intervals["expected_utility_interval"] = utility_interval(decider, predictions)
     shares = None if target is None else dict(zip(names, target.tolist(), strict=True))
-    fitted = str(decider.fitted) if decider.fitted else None
+    fitted = str(decider.model.calibrator) if decider.model.calibrator else None
     known: dict[str, Any] = {
         "rule": decider.rule,
-        "combine": decider.combine,
+        "combine": decider.model.combine,
         "calibration": fitted,
     }
-    told = decider.decided_for + (
-        "" if estimate is not None else decider.left_open(predictions)
+    told = decider.model.decided_for + (
+        "" if estimate is not None else left_open(decider, predictions)
     )
     known |= thresholds(decider.utility) if _has_threshold(decider) else {}
     return intervals | known | {"decided_for": told, "target_prior": shares}
@@ -298,7 +307,7 @@ def _has_threshold(decider: "rfdlc.Decider") -> bool:
     return (
         decider.utility.threshold is not None
         and decider.rule == "expected-utility"
-        and decider.budget is None
+        and decider.deferral.budget is None
     )
 
 
@@ -306,5 +315,5 @@ def likeliest(decider: "rfdlc.Decider") -> str:
     """The rule that takes the most probable class, and what of: before calibration it
     may be another one.
     """
-    corrected = "" if decider.target_prior is None else " after correction"
-    return f"arg max{' after calibration' if decider.fitted else corrected}"
+    corrected = "" if decider.model.target_prior is None else " after correction"
+    return f"arg max{' after calibration' if decider.model.calibrator else corrected}"

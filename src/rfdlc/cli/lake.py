@@ -70,7 +70,7 @@ def evaluate_files(
     )
     output(
         json,
-        found.to_dict() | {"decided_for": decider.decided_for},
+        found.to_dict() | {"decided_for": decider.model.decided_for},
         found,
         found.promise,
         repr(decider),
@@ -142,7 +142,6 @@ def decide_files(
     json: bool,
 ) -> None:
     """Decide file by file."""
-    from rfdlc.decisions.wording import warn_of_share
     from rfdlc.lakes.decide import decide_lake
     from rfdlc.lakes.reading import Lake
 
@@ -159,22 +158,24 @@ def decide_files(
         "actions": found.actions,
     }
     summary |= decisions.mean_values(decider.utility, found.mean_expected_utility)
-    summary |= {"decided_for": decider.decided_for}
+    summary |= {"decided_for": decider.model.decided_for}
     summary |= {"files_before": found.before, "skipped": found.skipped, "budget": None}
     lines = [
         f"{decisions.mean_value(decider.utility, found.mean_expected_utility)};"
-        f" d{decider.decided_for[1:]}."
+        f" d{decider.model.decided_for[1:]}."
     ]
-    if (budget := decider.budget) is not None:
+    if (budget := decider.deferral.budget) is not None:
         handed = budget.handed_over(found.actions, decider.utility)
         summary["budget"] = budget.to_dict() | {
             "kept_by": "prices",
             "handed_over": handed,
         }
         lines.append(
-            decisions.share_line(budget, handed, decider.unfamiliar is not None)
+            decisions.share_line(
+                budget, handed, decider.deferral.unfamiliar is not None
+            )
         )
-        warn_of_share(decider, found.actions)
+        decider.deferral.warn_of_share(found.actions, decider.utility)
     lines += ["Other processes have not finished their files yet."] * (
         not found.complete
     )

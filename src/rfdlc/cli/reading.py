@@ -253,7 +253,7 @@ def _warn_of_sign(spec: str, utility: "rfdlc.Utility", costs: bool) -> None:
     """Costs read as utilities, or the reverse, would silently lead to the worst
     decisions.
     """
-    from rfdlc.decisions.wording import UPSIDE_DOWN
+    from rfdlc.decisions.decider import UPSIDE_DOWN
 
     own = utility.class_action
     among = utility.matrix[:, own]  # (C, C): what deciding for each class is worth

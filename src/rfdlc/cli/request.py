@@ -514,7 +514,10 @@ class Request(UtilityRequest):
                 f"--decider {self.decider} is calibrated, and --calibrate"
                 f" {self.calibrate[0]} would replace that"
             )
-            expect(self.saved_decider.fitted is None, f"{told}: give one of the two")
+            expect(
+                self.saved_decider.model.calibrator is None,
+                f"{told}: give one of the two",
+            )
         check_sets(self.sets, self.coverage, self.set_size)
         return None if self.classes is None else reading.read_classes(self.classes)
 
@@ -533,7 +536,7 @@ class Request(UtilityRequest):
         A budget of samples that are `ready`, calibrated and corrected, is found from
         them.
         """
-        from rfdlc.decisions.wording import CORRECTED_TWICE
+        from rfdlc.probabilities.model import CORRECTED_TWICE
 
         saved = (
             reading.folder_decider(file) if self.decider is None else self.saved_decider
@@ -551,7 +554,9 @@ class Request(UtilityRequest):
             " option out"
         )
         known_prior = (
-            saved is not None and saved.train_prior is not None and self.decider is None
+            saved is not None
+            and saved.model.train_prior is not None
+            and self.decider is None
         )
         expect(prior is None or not known_prior, own_prior)
         wanted, estimated = self.target_prior, self.target_prior == "estimate"

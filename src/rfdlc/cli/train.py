@@ -410,7 +410,7 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
         return
     from rfdlc.training.run import Run
 
-    run, path, fitted = Run(model.path), model.path, model.decider.fitted
+    run, path, fitted = Run(model.path), model.path, model.decider.model.calibrator
     metrics, notes = (
         run.read_json("metrics.json"),
         run.metadata["data"].get("notes", []),
@@ -429,7 +429,7 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
         predictions = rfdlc.Predictions.load(path)
         targets = predictions.targets
         warning = targets is not None and (
-            model.decider.prior_warning(targets)
+            model.decider.model.prior_warning(targets)
             or _learned_little(metrics["test"]["nll"], targets)
         )
         lines += [f"warning: {warning}"] if warning else []
@@ -465,7 +465,7 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
         )
     lines += [
         f"calibration: {fitted.short if fitted else 'none'}",
-        model.decider.decided_for,
+        model.decider.model.decided_for,
     ]
     lines += [f"run folder: {path}", f"next: rfdlc {following}"]
     choice = run.read_json("choice.json") if (path / "choice.json").exists() else {}

@@ -9,20 +9,18 @@ is worth more than the price.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decisions.rules import largest
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.formats.dates import days_of
 from rfdlc.probabilities.classes import Indices
+from rfdlc.probabilities.model import Probabilities, ProbabilityModel
+from rfdlc.probabilities.priors import Prior
 from rfdlc.probabilities.scores import Floats, Scores
-
-if TYPE_CHECKING:
-    from rfdlc.decisions.decider import Decider
 
 TOTAL = "total"  # the name of the budget for all actions that hand over
 # samples of a linear program with several budgets; of more, those that prices leave
@@ -32,18 +30,6 @@ SWEEPS = 10  # over the prices of several budgets
 TIE = 1e-9  # of the range of the gains
 # of the range of the gains: closer to a price than rounding in 32 bits can tell
 AT_PRICE = 1e-6
-PRICED = (
-    "combine",
-    "weights",
-    "train_prior",
-    "target_prior",
-    "rule",
-)  # what prices depend on, beside the next two
-OTHER_PRICES = (
-    "the budget of this decider was fitted with another utility, prior or calibration:"
-    " fit it again on held-out data (fit_budget, --budget with --calibrate), or leave"
-    " it out (budget=None)"
-)
 
 
 @dataclass(frozen=True)
@@ -273,8 +259,9 @@ def as_share(given: Any, what: str = "budget") -> float:
     return share
 
 
-def fitted_budget(
-    decider: "Decider",
+def fit_budget(
+    model: ProbabilityModel,
+    utility: Utility,
     scores: Scores,
     targets: Indices | None,
     budget: Any,
@@ -287,59 +274,48 @@ def fitted_budget(
     are not weighted. The calibration is the one that decides, also of samples that it
     was fitted to: calibrations of folds would put other probabilities beside the price.
     """
-    p = np.concatenate([p for _, p in decider.stream(scores)])
+    p = Probabilities(model, scores).array()
     if targets is None:
-        return priced(decider, p, np.ones(len(p)), budget, handed)
-    return budget_of(decider, p, targets, budget, handed)
+        return priced(utility, p, np.ones(len(p)), budget, handed)
+    weights = weights_to(model.decided_prior, targets)
+    return priced(utility, p, weights, budget, handed)
 
 
-def check_budget_rule(decider: "Decider") -> None:
-    expect(
-        decider.rule == "expected-utility",
-        f"a budget needs the rule 'expected-utility', not {decider.rule!r}",
-    )
-
-
-def budget_of(
-    decider: "Decider", p: Floats, targets: Indices, budget: Any, handed: Any = False
-) -> Budget:
-    """Prices from corrected probabilities (N, C) of held-out samples."""
-    prior = decider.decided_prior
-    weights = (
-        np.ones(len(p))
-        if prior is None
-        else prior[targets] / np.bincount(targets)[targets]
-    )
-    return priced(decider, p, weights, budget, handed)
+def weights_to(prior: Prior | None, targets: Indices) -> NDArray[np.float64]:
+    """Weights (N,) with which samples have the class frequencies of the prior; 1
+    without one.
+    """
+    if prior is None:
+        return np.ones(len(targets))
+    weights: NDArray[np.float64] = prior[targets] / np.bincount(targets)[targets]
+    return weights
 
 
 def priced(
-    decider: "Decider",
+    utility: Utility,
     p: Floats,
     weights: NDArray[np.float64],
     budget: Any,
     handed: Any = False,
 ) -> Budget:
     """Prices from corrected probabilities (N, C) of samples with weights (N,)."""
-    check_budget_rule(decider)
-    utility, shares, worth = (
-        decider.utility,
-        as_shares(budget, decider.utility),
-        Worth.of(decider.utility, p),
-    )
+    shares = as_shares(budget, utility)
+    worth = Worth.of(utility, p)
     worth.gains[np.broadcast_to(handed, len(p))] = -1.0
     names, groups = limited_actions(shares, utility)
-    _, prices = assign(
-        worth.gains,
-        groups,
-        [shares[name] * float(weights.sum()) for name in names],
-        weights,
-    )
+    counts = [shares[name] * float(weights.sum()) for name in names]
+    _, prices = assign(worth.gains, groups, counts, weights)
     prices = _above_ties(worth.gains, groups, prices)
-    size = float(weights.sum() ** 2 / (weights @ weights))
+    samples = float(weights.sum() ** 2 / (weights @ weights))
     return Budget(
-        shares, dict(zip(names, prices.tolist(), strict=True)), round(size, 1)
+        shares, dict(zip(names, prices.tolist(), strict=True)), round(samples, 1)
     )
+
+
+def check_budget_rule(rule: str) -> None:
+    """Raise unless the rule weighs hand-overs by what they are worth."""
+    if rule != "expected-utility":
+        raise InputError(f"a budget needs the rule 'expected-utility', not {rule!r}")
 
 
 def _above_ties(
@@ -360,66 +336,36 @@ def _above_ties(
     return found
 
 
-def kept_to(
-    decider: "Decider",
-    scores: Scores,
-    batch: "bool | PerDay",
-    forced: Indices | None = None,
-) -> Indices:
-    """Actions (N,) by the prices of a decider with a budget, or, of a whole batch,
-    within the shares or counts exactly.
-
-    `forced` are actions (N,) of samples that are handed over anyway, -1 for others:
-    they take no share, but count per day.
-    """
-    utility, budget, samples = decider.utility, decider.budget, len(scores)
-    if not isinstance(batch, PerDay) and (not batch or budget is None):
-        return np.concatenate(
-            [largest(decider.gains(p)) for _, p in decider.stream(scores)]
-        )
-    worth = Worth.of(utility, np.concatenate([p for _, p in decider.stream(scores)]))
-    forced = np.full(samples, -1) if forced is None else forced
-    worth.gains[forced >= 0] = -1.0
-    if not isinstance(batch, PerDay):
-        return worth.chosen(allotted(decider, worth.gains))
-    check_budget_rule(decider)
-    names, groups = limited_actions(limits := batch.limits(utility), utility)
-    counts, choice = (
-        np.array([limits[name] for name in names]),
-        np.empty(samples, dtype=np.int64),
-    )
-    for rows in batch.rows(samples):
-        used = groups @ (forced[rows, None] == worth.actions).sum(axis=0)
-        choice[rows] = assign(
-            worth.gains[rows], groups, np.maximum(counts - used, 0).tolist()
-        )[0]
-    return worth.chosen(choice)
-
-
-def allotted(decider: "Decider", gains: NDArray[np.float64]) -> Indices:
+def allotted(budget: Budget, utility: Utility, gains: NDArray[np.float64]) -> Indices:
     """Of a whole batch with gains (N, K), which hand-over each sample gets (N,), -1 for
     none: at most the shares.
     """
-    budget = decider.budget
-    assert budget is not None
     limits = budget.limits(len(gains))
-    names, groups = limited_actions(limits, decider.utility)
+    names, groups = limited_actions(limits, utility)
     if budget.too_few(len(gains)):
         left = gains - np.array([budget.prices[name] for name in names]) @ groups
         return np.where(left.max(axis=1) > 0, left.argmax(axis=1), -1)
     return assign(gains, groups, [limits[name] for name in names])[0]
 
 
-def priced_alike(one: "Decider", other: "Decider") -> bool:
-    """Whether prices that were found for one decider are right for another; the order
-    of classes may differ.
+def allotted_per_day(
+    limits: PerDay,
+    utility: Utility,
+    gains: NDArray[np.float64],
+    taken: NDArray[np.bool_],
+) -> Indices:
+    """Which hand-over each sample with gains (N, K) gets (N,), -1 for none: at most the
+    number of each day, of which `taken` (N, K) is used already.
     """
-    same = [np.array_equal(getattr(one, name), getattr(other, name)) for name in PRICED]
-    tables = [each.utility.with_classes(one.utility.classes) for each in (one, other)]
-    equal = tables[0].actions == tables[1].actions and np.array_equal(
-        tables[0].matrix, tables[1].matrix
-    )
-    return all(same) and one.fitted is other.fitted and equal
+    named = limits.limits(utility)
+    names, groups = limited_actions(named, utility)
+    counts = np.array([named[name] for name in names])
+    choice = np.empty(len(gains), dtype=np.int64)
+    for rows in limits.rows(len(gains)):
+        used = groups @ taken[rows].sum(axis=0)
+        left = np.maximum(counts - used, 0).tolist()
+        choice[rows] = assign(gains[rows], groups, left)[0]
+    return choice
 
 
 def limited_actions(

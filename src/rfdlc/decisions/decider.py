@@ -1,76 +1,60 @@
 """Decider: the one way from scores to actions.
 
-combine particles -> calibrate -> correct the prior -> expected utility -> action
+scores -> probabilities for a class prior -> expected utility -> action
 """
 
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decisions import budgets, saving, wording
-from rfdlc.decisions.explaining import decided_values, explanation, gains_tell
-from rfdlc.decisions.rules import RULES, Explanation, corrected, largest
-from rfdlc.decisions.sets import PredictionSets, as_sets, check_coverage
-from rfdlc.decisions.unfamiliar import (
-    Unfamiliar,
-    fitted_unfamiliar,
-    flags,
-    handed_over,
-    is_limited,
-    unfamiliar_action,
-)
+from rfdlc.decisions.budgets import Budget, PerDay, check_budget_rule, fit_budget
+from rfdlc.decisions.deferral import Deferral
+from rfdlc.decisions.rules import RULES, Explanation, explained, largest, value_of
+from rfdlc.decisions.sets import PredictionSets, SetUtility, as_sets, check_coverage
+from rfdlc.decisions.unfamiliar import Unfamiliar, fit_unfamiliar, unfamiliar_action
 from rfdlc.decisions.utility import Utility
-from rfdlc.errors import BrokenRows, InputError, choose, expect, listing
-from rfdlc.imports import choose_registered, with_imports
-from rfdlc.probabilities import priors
-from rfdlc.probabilities.calibrators import (
-    CALIBRATORS,
-    WITHOUT_PRIOR,
-    Calibrator,
-    NoCalibration,
-    check_affine,
-)
-from rfdlc.probabilities.choosing import distinct
+from rfdlc.errors import InputError, choose, listing
+from rfdlc.formats.files import check_version
+from rfdlc.formats.identity import check_same_model
+from rfdlc.imports import with_imports
 from rfdlc.probabilities.classes import Classes, Indices
-from rfdlc.probabilities.folds import out_of_fold
-from rfdlc.probabilities.predictions import Predictions, targets_of
-from rfdlc.probabilities.priors import (
-    Prior,
-    PriorEstimate,
-    as_groups,
-    as_prior,
-    as_weights,
+from rfdlc.probabilities.model import (
+    SETTINGS,
+    Probabilities,
+    ProbabilityModel,
+    corrected,
 )
-from rfdlc.probabilities.scores import (
-    CorrectedProbabilities,
-    Floats,
-    Scores,
-    as_scores,
-    log_softmax,
-    safe_log,
-    softmax,
+from rfdlc.probabilities.predictions import Predictions
+from rfdlc.probabilities.priors import Prior, PriorEstimate, unlikely
+from rfdlc.probabilities.scores import CORRECTED, CorrectedProbabilities, Floats
+
+FORMAT = "rfdlc-decider"
+VERSION = 5  # another number for whatever changes what a file says
+OWN = ("utility", "model", "rule", "deferral", "sets")
+DEFERRED = ("budget", "unfamiliar")
+# Probabilities depend on these, and what was fitted to them does too.
+SCALED = ("combine", "weights", "calibrator", "train_prior", "target_prior")
+PRICED = ("combine", "weights", "train_prior", "target_prior")
+UPSIDE_DOWN = (
+    "every right decision is worth the least of its row: if these are costs, turn them"
+    " into a utility (Utility.from_costs; on the command line --costs)"
+)
+NEEDS_SETS = (
+    "this decider has no sets: fit them to held-out predictions (Decider.fit_sets;"
+    " --sets macro --coverage 0.9 with --calibrate FILE), or answer with sets by"
+    " expected utility (sets='u65', --sets u65)"
 )
 
-COMBINATIONS = ("mean-probabilities", "mean-logits")
-CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
-SCALED = (
-    "combine",
-    "weights",
-    "fitted",
-    "train_prior",
-    "target_prior",
-)  # probabilities depend on these
-REMEMBERED = 512  # hashes of the samples that calibrated
 
-
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class Decider:
     """Turn the scores of any model into the actions with the highest expected utility.
 
@@ -80,38 +64,21 @@ class Decider:
     ----------
     utility : Utility
         What each action is worth for each true class.
-    combine : {"mean-probabilities", "mean-logits"}
-        How particles become one prediction; mean probabilities are better calibrated.
-    weights : array-like of shape (n_particles,), optional
-        Weights of the particles.
-    calibration : str or None
-        The calibrator that `fit` fits, of
-        `rfdlc.probabilities.calibrators.CALIBRATORS`; "auto" is a weighted mean.
-    train_prior : {"train", "uniform"}, array-like or mapping, optional
-        The class prior that the scores carry: "train" (the training frequencies) for a
-        plainly trained model, "uniform" after reweighting, balanced sampling or logit
-        adjustment, or numbers.
-    target_prior : {"train", "uniform"}, array-like, mapping, PriorEstimate or None
-        The class prior to decide for; needs `train_prior`. By default that of the
-        training data, if their counts and `train_prior` are known; None decides for the
-        prior that the scores carry.
+    model : ProbabilityModel, optional
+        How scores become probabilities; by default one for the classes of the utility,
+        with `settings`.
     rule : {"expected-utility", "argmax"}
-        The decision rule; the second, of the most probable class, is for comparison.
-    sets : {"u65", "u80"}, SetUtility or None
+        The decision rule; the second decides for the most probable class, for
+        comparison.
+    deferral : Deferral, optional
+        Which samples are handed over beside those that the rule hands over: what
+        `fit_budget` and `fit_unfamiliar` found.
+    sets : {"u65", "u80"}, SetUtility, PredictionSets or None
         How `decide_sets` answers with several classes; `fit_sets` gives sets with a
         promised coverage.
-    budget : Budget, optional
-        What `fit_budget` found: shares of samples that may be handed over, and the
-        prices that keep to them.
-    unfamiliar : Unfamiliar, optional
-        What `fit_unfamiliar` found: thresholds above which samples are handed over
-        because they are unlike all others.
-    fitted, joint, calibrated_on : optional
-        What `fit` found: the calibrator, the table (n_classes, n_classes) that checks
-        estimated priors, sample hashes.
-    model : str, optional
-        The name of the model that it was fitted to, where its predictions say so;
-        those of another model are refused.
+    **settings
+        Parameters of the `ProbabilityModel`: `combine`, `weights`, `calibration`,
+        `train_prior`, `target_prior`.
 
     Examples
     --------
@@ -122,63 +89,78 @@ class Decider:
     """
 
     utility: Utility
-    _: KW_ONLY
-    combine: str = "mean-probabilities"
-    weights: Any = None
-    calibration: str | None = "auto"
-    train_prior: Any = None
-    target_prior: Any = "natural"
-    rule: str = "expected-utility"
-    sets: Any = None
-    budget: budgets.Budget | None = None
-    unfamiliar: Unfamiliar | None = None
-    fitted: Calibrator | None = None
-    joint: Any = None
-    calibrated_on: Any = None
-    model: str = ""
-    estimate: ClassVar[PriorEstimate | None] = None  # of the target prior
+    model: ProbabilityModel
+    rule: str
+    deferral: Deferral
+    sets: PredictionSets | SetUtility | None
 
-    def __post_init__(self) -> None:
-        self._check()
+    def __init__(
+        self,
+        utility: Utility,
+        model: ProbabilityModel | None = None,
+        *,
+        rule: str = "expected-utility",
+        deferral: Deferral | None = None,
+        sets: Any = None,
+        **settings: Any,
+    ) -> None:
+        check_utility(utility)
+        if model is None:
+            for name in settings:
+                choose("parameter", name, (*OWN, *SETTINGS))
+            model = ProbabilityModel(utility.classes, **settings)
+        elif settings:
+            raise InputError(
+                f"a Decider got a model and {listing(settings)}: settings belong to the"
+                " model, give model.replace(...)"
+            )
+        self._set("utility", utility)
+        self._set("model", model)
+        self._set("rule", rule)
+        self._set("deferral", deferral or Deferral())
+        self._set("sets", sets)
+        self._settle()
+        warn_of_utility(utility)
 
     def replace(self, *, classes: Classes | None = None, **changes: Any) -> "Decider":
-        """Return a copy with other parameters; nothing is fitted again, and another
-        calibration is not fitted yet.
+        """Return a copy with other parameters, also those of its model and of its
+        deferral; nothing is fitted again.
 
         A new utility is matched by class name, and so are new `classes` (training
-        counts and groups).
+        counts and groups). Another calibration is not fitted yet.
         """
-        if changes.get("calibration", self.calibration) != self.calibration:
-            changes = {"fitted": None, "joint": None, "calibrated_on": None, **changes}
-        new, old, given = (
-            copy.copy(self),
-            self.utility.classes,
-            changes.pop("utility", None),
-        )
-        utility = self.utility if given is None else given
-        expect(
-            isinstance(utility, Utility),
-            wording.NOT_A_UTILITY.format(type(utility).__name__),
-        )
+        allowed = (*OWN, *DEFERRED, *SETTINGS)
+        for name in changes:
+            choose("parameter", name, allowed)
+        new = copy.copy(self)
+        utility = changes.get("utility")
+        if utility is None:
+            utility = self.utility
+        check_utility(utility)
+        old = self.utility.classes
         if classes is not None or utility is not self.utility:
-            changes["utility"] = utility.with_classes(
-                (classes or old).in_order(old.names), same_actions=True
-            )
-        for name, value in changes.items():
-            object.__setattr__(
-                new, choose("parameter", name, self.__dataclass_fields__), value
-            )
-        new._check(warn=utility is not self.utility)
-        moved = [
-            name
-            for name in SCALED
-            if not np.array_equal(getattr(self, name), getattr(new, name))
-        ]
-        if moved and "sets" not in changes and isinstance(new.sets, PredictionSets):
-            object.__setattr__(new, "sets", None)
-            warnings.warn(wording.SETS_DROPPED.format(listing(moved)), stacklevel=2)
-        given = self.budget is None or "budget" in changes
-        expect(given or budgets.priced_alike(self, new), budgets.OTHER_PRICES)
+            ordered = (classes or old).in_order(old.names)
+            new._set("utility", utility.with_classes(ordered, same_actions=True))
+        for name in ("rule", "sets", "deferral", "model"):
+            if name in changes:
+                new._set(name, changes[name])
+        deferred = {name: changes[name] for name in DEFERRED if name in changes}
+        if deferred:
+            parts = {name: getattr(new.deferral, name) for name in DEFERRED}
+            new._set("deferral", Deferral(**{**parts, **deferred}))
+        settings = {name: value for name, value in changes.items() if name in SETTINGS}
+        if new.utility.classes is not new.model.classes:
+            settings["classes"] = new.utility.classes
+        if settings:
+            new._set("model", new.model.replace(**settings))
+        new._settle()
+        if utility is not self.utility:
+            warn_of_utility(utility)
+        if "sets" not in changes:
+            new._drop_sets_of(self)
+        kept = not {"budget", "deferral"} & set(changes)
+        if self.deferral.budget is not None and kept:
+            new._check_prices_of(self)
         return new
 
     def fit(
@@ -193,64 +175,34 @@ class Decider:
     ) -> "Decider":
         """Return a decider that is calibrated on held-out scores and labels.
 
-        `balanced` gives every class the same total weight; a sample with
-        `sample_weight` 2 counts as two, and one with 0 is left out. "auto" is chosen on
-        `groups` (N,), such as patients, that calibrators were not fitted to. Samples
-        with equal scores and class are copies of one, unless samples of several classes
-        have equal scores. Nothing is calibrated twice.
+        Parameters
+        ----------
+        scores : array-like of shape (n_samples, n_classes), Predictions or data frame
+            Of one model, or with a first dimension of particles.
+        targets : array-like of shape (n_samples,), optional
+            Labels, where the scores do not hold them.
+        logits : bool
+            Whether an array holds logits; Predictions say it themselves.
+        balanced : bool
+            Give every class the same total weight.
+        sample_weight : array-like of shape (n_samples,), optional
+            A sample with weight 2 counts as two, and one with 0 is left out. Samples
+            with equal scores and class are copies of one, unless samples of several
+            classes have equal scores.
+        groups : array-like of shape (n_samples,), optional
+            Such as patients: "auto" is chosen on groups that calibrators were not
+            fitted to.
         """
-        checked, y = self.read_labelled(scores, targets, logits, any_model=True)
-        expect(not checked.corrected, wording.CORRECTED_TWICE)
-        if groups is not None:
-            checked = replace(checked, groups=as_groups(groups, len(y)))
-        repeats = np.ones(len(y))
-        if sample_weight is not None:
-            repeats = as_weights(sample_weight, "sample_weight", len(y))
-            counted = repeats > 0
-            checked = checked.checked().only(counted)
-            y = y[counted]
-            repeats = repeats[counted]
-        calibrated_on = checked.fingerprints(y, REMEMBERED)
-        # Copies of a sample are one, so weights and repetitions give the same.
-        first, copy_of = distinct(checked.values, y, checked.groups)
-        checked = checked.only(first)
-        y = y[first]
-        weights = np.bincount(copy_of, repeats).astype(np.float64)
-        counts = self.utility.classes.counts
-        context = {
-            "sample_weight": weights,
-            "balanced": balanced,
-            "groups": checked.groups,
-            "train_prior": self.train_prior,
-            "target_prior": self.target_prior,
-            "training_counts": None if counts is None else np.array(counts),
-        }
-        log_p = np.concatenate(
-            [self._log_combined(piece, checked.logits) for _, piece in checked.chunks()]
+        model = self.model.fit(
+            scores,
+            targets,
+            logits=logits,
+            balanced=balanced,
+            sample_weight=sample_weight,
+            groups=groups,
         )
-        wording.warn_of_absent(self, log_p, y, weights)
-        fitted = (
-            CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context)
-            if self.calibration
-            else None
-        )
-        drawn = fitted.draws() if fitted else [NoCalibration()]
-        middle, small = (
-            drawn[len(drawn) // 2],
-            len(self.utility.classes) <= CHECKED_CLASSES,
-        )
-        joint = priors.joint_table(middle.apply(log_p), y, weights) if small else None
-        kept = {
-            "budget": None,
-            "sets": None if isinstance(self.sets, PredictionSets) else self.sets,
-        }
-        return self.replace(
-            **kept,
-            fitted=fitted,
-            joint=joint,
-            calibrated_on=calibrated_on,
-            model=checked.model,
-        )
+        sets = None if isinstance(self.sets, PredictionSets) else self.sets
+        return self.replace(model=model, budget=None, sets=sets)
 
     def fit_sets(
         self,
@@ -270,37 +222,17 @@ class Decider:
         is calibrated without it.
         """
         check_coverage(coverage)
-        checked, y = self.read_labelled(scores, targets, logits)
-        p = out_of_fold(self, checked, y, folds=5 if self.overlap(checked, y) else 0)
-        shifted = self.prior_warning(y, rare=False) or priors.unlikely(
-            y, self.decided_prior, (1 - coverage) / 2
+        model = self.model
+        checked, y = model.read_labelled(scores, targets, logits)
+        p = model.held_out_probabilities(checked, y)
+        shifted = model.prior_warning(y, rare=False) is not None or unlikely(
+            y, model.decided_prior, (1 - coverage) / 2
         )
-        options = {
-            "prior": self.decided_prior,
-            "shifted": bool(shifted),
-            "kind": kind,
-        } | options
-        return self.replace(
-            sets=PredictionSets.fit(
-                p, y, self.utility.classes, coverage=coverage, **options
-            ),
-            model=self.model or checked.model,
+        options = {"prior": model.decided_prior, "shifted": shifted, **options}
+        sets = PredictionSets.fit(
+            p, y, self.utility.classes, kind=kind, coverage=coverage, **options
         )
-
-    def decide_sets(
-        self, scores: Any, *, logits: bool = False, seed: int = 0
-    ) -> NDArray[np.bool_]:
-        """Which classes are in the set of each sample (N, C); `seed` is for randomised
-        sets.
-        """
-        expect(self.sets is not None, wording.NEEDS_SETS)
-        rng, pieces = (
-            np.random.default_rng(seed),
-            self.stream(self.read(scores, logits), self.sets.scaled),
-        )
-        return np.concatenate(
-            [self.sets.members(p, self.utility, rng) for _, p in pieces]
-        )
+        return self.replace(sets=sets, model=model.known_as(checked.model))
 
     def fit_budget(
         self,
@@ -317,18 +249,15 @@ class Decider:
         0.1}`. Prices are those of held-out samples, weighted to the prior that is
         decided for. Corrected probabilities need no targets.
         """
-        checked = self.read(scores, logits)
-        y = (
-            None
-            if checked.corrected
-            else self.read_labelled(scores, targets, logits)[1]
-        )
-        return self.replace(
-            budget=budgets.fitted_budget(
-                self, checked, y, budget, flags(self, checked)
-            ),
-            model=self.model or checked.model,
-        )
+        check_budget_rule(self.rule)
+        checked = self.model.read(scores, logits)
+        y = None
+        if not checked.corrected:
+            y = self.model.read_labelled(scores, targets, logits)[1]
+        flagged = self.deferral.flags(Probabilities(self.model, checked))
+        fitted = fit_budget(self.model, self.utility, checked, y, budget, flagged)
+        model = self.model.known_as(checked.model)
+        return self.replace(budget=fitted, model=model)
 
     def fit_unfamiliar(
         self,
@@ -342,79 +271,32 @@ class Decider:
         """Return a decider that hands over a share of held-out samples, unlike all
         others by an `Unfamiliar` score.
         """
-        checked, y = self.read_labelled(scores, targets, logits)
-        return self.replace(
-            unfamiliar=fitted_unfamiliar(self, checked, y, false_alarm, score),
-            model=self.model or checked.model,
+        checked, y = self.model.read_labelled(scores, targets, logits)
+        unfamiliar = fit_unfamiliar(
+            self.model, self.utility, checked, y, false_alarm, score
         )
-
-    @property
-    def effective_prior(self) -> Prior | None:
-        """The class prior that calibrated probabilities carry: biases move it to that
-        of the held-out data.
-        """
-        moved = None if self.fitted is None else self.fitted.prior
-        return self.train_prior if moved is None else np.array(moved)
-
-    @property
-    def decided_prior(self) -> Prior | None:
-        """The class prior of corrected probabilities: the target prior, or else the one
-        that the scores carry.
-        """
-        return (
-            self.effective_prior
-            if self.target_prior is None
-            else np.asarray(self.target_prior)
-        )
+        model = self.model.known_as(checked.model)
+        return self.replace(unfamiliar=unfamiliar, model=model)
 
     def estimate_prior(self, scores: Any, *, logits: bool = False) -> PriorEstimate:
         """The class prior of unlabelled data with its uncertainty; after `fit`, the
         BBSE estimate is a check.
         """
-        checked, draws = (
-            self.read(scores, logits),
-            self.fitted.draws() if self.fitted else [None],
-        )
-        each = [
-            self.replace(fitted=calibrator, budget=None, sets=None)
-            for calibrator in draws
-        ]
-        middle = each[len(each) // 2]
-        wording.warn_of_few(self)
-        calibrated = np.concatenate([p for _, p in middle.calibrated(checked)])
-        some = self.read(
-            checked.values[:, priors.gibbs_rows(calibrated.shape)], checked.logits
-        )
-        drawn = [
-            np.concatenate([p for _, p in decider.calibrated(some)])
-            for decider in each
-            if len(each) > 1
-        ]
-        return priors.estimate_prior(
-            calibrated, middle._known_prior(), self.joint, drawn
-        )
-
-    def overlap(self, scores: Scores, targets: Indices) -> float:
-        """The share of the samples that calibrated this decider that are among these,
-        by content or by id.
-        """
-        return scores.share_of(self.calibrated_on, targets)
+        return self.model.estimate_prior(scores, logits=logits)
 
     def decide(
-        self, scores: Any, *, logits: bool = False, batch: bool | budgets.PerDay = False
+        self, scores: Any, *, logits: bool = False, batch: bool | PerDay = False
     ) -> Indices:
         """The chosen action of each sample (N,), an index into `utility.actions`;
         `batch` keeps to budgets exactly.
         """
-        checked, ratio = self.read(scores, logits), self.ratio()
-        if is_limited(self, batch):
-            return handed_over(self, checked, batch)[0]
-        gain = RULES[self.rule](
-            self.utility, ratio
-        )  # linear rules take the correction into their matrix
-        return np.concatenate(
-            [largest(gain(p)) for _, p in self.calibrated(checked, ratio)]
-        )
+        probabilities = self.model(scores, logits=logits)
+        if self.deferral.applies(batch):
+            return self._deferred(probabilities, batch)[0]
+        # Linear rules take the correction of the prior into their matrix.
+        gain = RULES[self.rule](self.utility, probabilities.ratio)
+        chunks = probabilities.calibrated()
+        return np.concatenate([largest(gain(p)) for _, p in chunks])
 
     def decide_values(
         self, scores: Any, *, logits: bool = False
@@ -422,60 +304,61 @@ class Decider:
         """The actions of `decide` and their expected utilities, (N,) each: two columns
         of `explain`, at less cost.
         """
-        found = None if gains_tell(self) else self.explain(scores, logits=logits)
-        return (
-            decided_values(self, self.read(scores, logits))
-            if found is None
-            else (found.action, found.value)
-        )
+        if not self.gains_tell:
+            explanation = self.explain(scores, logits=logits)
+            return explanation.action, explanation.value
+        probabilities = self.model(scores, logits=logits)
+        gain = RULES[self.rule](self.utility, probabilities.ratio)
+        value = value_of(self.utility, probabilities.ratio)
+        actions, values = [], []
+        for _, p in probabilities.calibrated():
+            gains = gain(p)
+            actions.append(largest(gains))
+            values.append(value(p, gains, actions[-1]))
+        return np.concatenate(actions), np.concatenate(values)
 
     def decide_probabilities(self, probabilities: Floats) -> Indices:
         """Like `decide`, from probabilities (N, C) that are calibrated and corrected
         already.
         """
-        return largest(self.gains(probabilities))
+        return largest(self._charged_gains(probabilities))
 
-    def gains(self, probabilities: Floats) -> Floats:
-        """What the rule compares, for each action (n, A), from corrected probabilities
-        (n, C).
+    def decide_sets(
+        self, scores: Any, *, logits: bool = False, seed: int = 0
+    ) -> NDArray[np.bool_]:
+        """Which classes are in the set of each sample (N, C); `seed` is for randomised
+        sets.
         """
-        gains = RULES[self.rule](self.utility, None)(probabilities)
-        return (
-            gains
-            if self.budget is None
-            else gains - self.budget.columns(self.utility).astype(gains.dtype)
-        )
-
-    def expected_utility(self, scores: Any, *, logits: bool = False) -> Floats:
-        """The expected utility of every action (N, A)."""
-        # In 64 bits: where all values are large, 32 would not tell one action from
-        # another.
+        if self.sets is None:
+            raise InputError(NEEDS_SETS)
+        rng = np.random.default_rng(seed)
+        chunks = self.model(scores, logits=logits).chunks(self.sets.scaled)
         return np.concatenate(
-            [p @ self.utility.matrix for _, p in self.stream(self.read(scores, logits))]
+            [self.sets.members(p, self.utility, rng) for _, p in chunks]
         )
 
     def probabilities(self, scores: Any, *, logits: bool = False) -> Floats:
         """Combined, calibrated, prior-corrected probabilities (N, C), marked so that no
         Decider takes them again.
         """
-        return np.concatenate(
-            [p for _, p in self.stream(self.read(scores, logits))]
-        ).view(CorrectedProbabilities)
+        p = self.model(scores, logits=logits).array()
+        return p.view(CorrectedProbabilities)
 
     def explain(
-        self, scores: Any, *, logits: bool = False, batch: bool | budgets.PerDay = False
+        self, scores: Any, *, logits: bool = False, batch: bool | PerDay = False
     ) -> Explanation:
         """For each sample the chosen action (as `decide`), its value, the runner-up,
         and what arg max would do.
         """
-        checked, ratio, daily = (
-            self.read(scores, logits),
-            self.ratio(),
-            isinstance(batch, budgets.PerDay),
-        )
-        given = handed_over(self, checked, batch) if is_limited(self, batch) else ()
-        return explanation(
-            self, self.calibrated(checked, ratio), ratio, *given, daily=daily
+        probabilities = self.model(scores, logits=logits)
+        decided: tuple[Any, ...] = ()
+        if self.deferral.applies(batch):
+            decided = self._deferred(probabilities, batch)
+        return self._explanation(
+            probabilities.calibrated(),
+            probabilities.ratio,
+            decided,
+            daily=isinstance(batch, PerDay),
         )
 
     def explain_probabilities(
@@ -485,52 +368,56 @@ class Decider:
         unfamiliar (N,), if known.
         """
         p = np.asarray(probabilities)
-        if unfamiliar is None:
-            return explanation(self, [(slice(None), p)], None)
-        chosen = np.where(
-            unfamiliar, unfamiliar_action(self.utility, p), largest(self.gains(p))
-        )
-        return explanation(self, [(slice(None), p)], None, chosen, unfamiliar)
+        decided: tuple[Any, ...] = ()
+        if unfamiliar is not None:
+            handed = unfamiliar_action(self.utility, p)
+            kept = self.decide_probabilities(p)
+            decided = (np.where(unfamiliar, handed, kept), unfamiliar)
+        return self._explanation([(slice(None), p)], None, decided)
 
-    def stream(
-        self, scores: Scores, scaled: bool = True
-    ) -> Iterator[tuple[slice, Floats]]:
-        """Chunks of corrected probabilities (n, C), each row summing to one if
-        `scaled`; constant memory.
+    @property
+    def gains_tell(self) -> bool:
+        """Whether the largest gain belongs to the action, so that it tells what the
+        action is worth.
         """
-        ratio = self.ratio()
-        return (
-            (rows, corrected(p, ratio, scaled))
-            for rows, p in self.calibrated(scores, ratio)
-        )
-
-    def ratio(self) -> Prior | None:
-        """The factor (C,) that corrects calibrated probabilities for the target prior;
-        None for no correction.
-        """
-        if self.target_prior is None:
-            return None
-        target, carried = self.target_prior, self._known_prior()
-        impossible = self.utility.classes.select(
-            np.flatnonzero((carried == 0) & (target > 0))
-        )
-        expect(not impossible, wording.IMPOSSIBLE.format(listing(impossible)))
-        return np.divide(target, carried, out=np.zeros_like(target), where=carried > 0)
+        return self.rule == "expected-utility" and not self.deferral.applies()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""
-        return saving.as_table(self)
+        table = {
+            "format": FORMAT,
+            "version": VERSION,
+            "utility": self.utility.to_dict(),
+            "model": self.model.to_dict(),
+            "rule": self.rule,
+        }
+        parts = {
+            "sets": self.sets,
+            "budget": self.deferral.budget,
+            "unfamiliar": self.deferral.unfamiliar,
+        }
+        for name, part in parts.items():
+            table[name] = None if part is None else part.to_dict()
+        return table
 
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> "Decider":
         """The inverse of `to_dict`."""
-        return cls(**saving.parameters_of(table))
+        check_version("it", table, FORMAT, VERSION)
+        utility = Utility.from_dict(table["utility"])
+        model = ProbabilityModel.from_dict(table["model"], utility.classes)
+        budget, unfamiliar = table["budget"], table["unfamiliar"]
+        deferral = Deferral(
+            budget and Budget(**budget), unfamiliar and Unfamiliar(**unfamiliar)
+        )
+        return cls(
+            utility, model, rule=table["rule"], deferral=deferral, sets=table["sets"]
+        )
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `load` reads."""
-        Path(path).write_text(
-            json.dumps(self.to_dict(), ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        text = json.dumps(self.to_dict(), ensure_ascii=False)
+        Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> "Decider":
@@ -546,204 +433,147 @@ class Decider:
             AttributeError,
             RecursionError,
         ) as error:
-            why = f"cannot be read as a decider ({with_imports(error, file.parent)})"
+            reason = "no such file"
+            if file.exists():
+                told = with_imports(error, file.parent)
+                reason = f"cannot be read as a decider ({told})"
             raise InputError(
-                f"{path}:"
-                f" {why if file.exists() else 'no such file'}{wording.DECIDER_FILE}"
+                f"{path}: {reason}: expected a JSON file of `--save-decider`,"
+                " `Decider.save` or a run folder"
             ) from None
 
     def __repr__(self) -> str:
-        state, actions = self.fitted or "not calibrated", len(self.utility.actions)
+        state = self.model.calibrator or "not calibrated"
         return (
-            f"Decider({self.rule}, {self.combine}, {state}, {self.decided_for};"
-            f" {actions} actions)"
+            f"Decider({self.rule}, {self.model.combine}, {state},"
+            f" {self.model.decided_for}; {len(self.utility.actions)} actions)"
         )
 
-    @property
-    def decided_for(self) -> str:
-        """The prior that is decided for, in words."""
-        return wording.decided_for(self)
-
-    def prior_warning(self, targets: Indices, *, rare: bool = True) -> str | None:
-        """What to say if frequencies of labelled samples, or of a `rare` class, are far
-        from those decided for.
-        """
-        return wording.prior_warning(self, targets, rare)
-
-    def utility_interval(
-        self, scores: Any, estimate: PriorEstimate, *, logits: bool = False
-    ) -> tuple[float, float]:
-        """The 95% interval of the mean expected utility that the uncertainty of an
-        estimated class prior leaves.
-        """
-        plain = self.replace(budget=None, sets=None)
-        values = self.utility.matrix[
-            :, plain.replace(target_prior=estimate).decide(scores, logits=logits)
-        ].T  # (N, C)
-        p = plain.replace(target_prior=None).probabilities(scores, logits=logits)
-        return estimate.mean_interval(
-            np.asarray(p, dtype=np.float64), values, self._known_prior()
-        )
-
-    def left_open(self, scores: Any) -> str:
-        """Words that follow `decided_for`: the prior of corrected scores, or what an
-        estimated one leaves open.
-        """
-        return wording.left_open(self, scores)
-
-    def read(
-        self, scores: Any, logits: bool = False, *, any_model: bool = False
-    ) -> Scores:
-        """Checked scores of any source, with one column per class in the order of the
-        utility; those of another model raise, unless they may be of `any_model`.
-        """
-        known, own = self.utility.classes, isinstance(scores, Predictions)
-        checked = (
-            scores.scores_for(known) if own else as_scores(scores, known, logits=logits)
-        )
-        changes = any(
-            value is not None
-            for value in (self.fitted, self.train_prior, self.target_prior)
-        )
-        expect(not (checked.corrected and changes), wording.CORRECTED_TWICE)
-        file = scores.file if isinstance(scores, Predictions) else ""
-        if not any_model:
-            wording.check_model(self, checked, file)
-        given, particles = (
-            0 if self.weights is None else len(self.weights),
-            len(checked.values),
-        )
-        expect(
-            given in (0, particles) or particles == 1,
-            wording.WEIGHTS.format(given, particles),
-        )
-        return checked
-
-    def read_labelled(
-        self,
-        scores: Any,
-        targets: ArrayLike | None,
-        logits: bool = False,
-        *,
-        any_model: bool = False,
-    ) -> tuple[Scores, Indices]:
-        """Scores and labels in the class order of the utility."""
-        checked, y = (
-            self.read(scores, logits, any_model=any_model),
-            targets_of(scores, targets, self.utility.classes),
-        )
-        expect(
-            y.shape == (len(checked),),
-            f"{y.size} targets for {len(checked)} samples: expected one per sample",
-        )
-        wording.warn_of_order(scores, checked, y, self.utility.classes)
-        return checked, y
-
-    def _check(self, warn: bool = True) -> None:
+    def _settle(self) -> None:
         """Bring all parameters into their final form, and fail now rather than at the
         first decision.
         """
-        utility, kind = self.utility, type(self.utility).__name__
-        expect(
-            isinstance(utility, Utility),
-            f"utility is a {kind}: expected a Utility, such as Utility(matrix, names)",
-        )
-        choose("combine", self.combine, COMBINATIONS)
-        choose_registered("calibration", self.calibration or "none", CALIBRATORS)
-        RULES[choose("rule", self.rule, RULES)](utility, None)
-        if warn and utility.upside_down:
-            warnings.warn(wording.UPSIDE_DOWN, stacklevel=4)
-        if self.fitted is not None:
-            check_affine(self.fitted, len(utility.classes))
-        forms: dict[str, Callable[[Any], Any]] = {
-            "weights": lambda given: as_weights(given, "weights"),
-            "train_prior": lambda given: as_prior(
-                given, utility.classes, "train_prior"
-            ),
-            "target_prior": self._as_target,
-            "joint": lambda given: np.asarray(given, dtype=np.float32),
-            "sets": lambda given: as_sets(given, len(utility.classes)),
-        }
-        given = {name: getattr(self, name) for name in forms}
-        for name, value in given.items():
-            object.__setattr__(
-                self, name, None if value is None else forms[name](value)
+        if self.model.classes.names != self.utility.classes.names:
+            raise InputError(
+                f"the model has the classes {listing(self.model.classes.names)}, the"
+                f" utility {listing(self.utility.classes.names)}: expected the same, in"
+                " the same order"
             )
-        object.__setattr__(self, "calibrated_on", self.calibrated_on or {})
-        estimate = (
-            given["target_prior"]
-            if isinstance(given["target_prior"], PriorEstimate)
-            else self.estimate
-        )
-        behind = estimate is not None and np.array_equal(
-            estimate.prior, self.target_prior
-        )  # for its intervals
-        object.__setattr__(self, "estimate", estimate if behind else None)
-        if self.target_prior is not None and (
-            self.fitted or self.calibration in WITHOUT_PRIOR
-        ):
-            self._known_prior()
+        # A rule may not fit the utility.
+        RULES[choose("rule", self.rule, RULES)](self.utility, None)
+        if self.sets is not None:
+            self._set("sets", as_sets(self.sets, len(self.utility.classes)))
 
-    def _as_target(self, given: Any) -> Prior | None:
-        classes = self.utility.classes
-        if isinstance(given, str) and given == "natural":
-            return (
-                None
-                if classes.counts is None or self.effective_prior is None
-                else classes.prior
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _drop_sets_of(self, before: "Decider") -> None:
+        """Leave out fitted sets where they were fitted to other probabilities."""
+        if not isinstance(self.sets, PredictionSets):
+            return
+        moved = [
+            name
+            for name in SCALED
+            if not np.array_equal(
+                getattr(self.model, name), getattr(before.model, name)
             )
-        return as_prior(
-            given.prior if isinstance(given, PriorEstimate) else given,
-            classes,
-            "target_prior",
-        )
+        ]
+        if moved:
+            self._set("sets", None)
+            warnings.warn(
+                f"{listing(moved)} changed: the sets were fitted to other probabilities"
+                " and are left out: fit them again (Decider.fit_sets, --sets with"
+                " --calibrate FILE)",
+                stacklevel=3,
+            )
 
-    def _known_prior(self) -> Prior:
-        if self.effective_prior is None:
-            raise InputError(wording.NEEDS_TRAIN_PRIOR)
-        return self.effective_prior
-
-    def calibrated(
-        self, scores: Scores, ratio: Prior | None = None
-    ) -> Iterator[tuple[slice, Floats]]:
-        """Chunks of calibrated probabilities (n, C); of each sample something must be
-        left where `ratio` is 0.
+    def _check_prices_of(self, before: "Decider") -> None:
+        """Raise where the prices of a budget were found for other decisions; the order
+        of classes may differ.
         """
-        for rows, piece in scores.chunks():
-            if self.fitted is not None:
-                p = self.fitted.apply(self._log_combined(piece, scores.logits))
-            elif self.combine == "mean-logits" and len(piece) > 1:
-                p = softmax(self._log_combined(piece, scores.logits))
+        same = all(
+            np.array_equal(getattr(self.model, name), getattr(before.model, name))
+            for name in PRICED
+        )
+        same = same and self.model.calibrator is before.model.calibrator
+        same = same and self.rule == before.rule
+        now = self.utility.with_classes(before.utility.classes)
+        same = same and now.actions == before.utility.actions
+        if not same or not np.array_equal(now.matrix, before.utility.matrix):
+            raise InputError(
+                "the budget of this decider was fitted with another utility, prior or"
+                " calibration: fit it again on held-out data (fit_budget, --budget with"
+                " --calibrate), or leave it out (budget=None)"
+            )
+
+    def _deferred(
+        self, probabilities: Probabilities, batch: bool | PerDay
+    ) -> tuple[Indices, NDArray[np.bool_]]:
+        if isinstance(batch, PerDay):
+            check_budget_rule(self.rule)
+        return self.deferral.decide(
+            self.utility, probabilities, self._charged_gains, batch
+        )
+
+    def _charged_gains(self, probabilities: Floats) -> Floats:
+        """What is compared, for each action (n, A), from corrected probabilities
+        (n, C): the gains of the rule, minus prices.
+        """
+        gains = RULES[self.rule](self.utility, None)(probabilities)
+        return self.deferral.charged(gains, self.utility)
+
+    def _explanation(
+        self,
+        chunks: Iterable[tuple[slice, Floats]],
+        ratio: Prior | None,
+        decided: tuple[Any, ...],
+        *,
+        daily: bool = False,
+    ) -> Explanation:
+        """From chunks of calibrated probabilities, the ratio that corrects them, and
+        what is `decided` already, if anything: actions (N,), and which samples are
+        unfamiliar (N,).
+        """
+        has_budget = self.deferral.budget is not None
+        rng = np.random.default_rng(0)
+        gain = RULES[self.rule](self.utility, ratio)
+        value = value_of(self.utility, ratio) if self.gains_tell else None
+        columns = []
+        for rows, calibrated in chunks:
+            p = corrected(calibrated, ratio)
+            if decided or has_budget:
+                gains = self._charged_gains(p)
             else:
-                p = self._mean(softmax(piece) if scores.logits else piece)
-            if (
-                ratio is not None
-                and not ratio.all()
-                and (lost := (p[:, ratio > 0] == 0).all(axis=1)).any()
-            ):
-                raise BrokenRows(
-                    "",
-                    (rows.start + np.flatnonzero(lost)).tolist(),
-                    wording.NOTHING_LEFT,
-                )
-            yield rows, p
-
-    def _log_combined(self, piece: Floats, logits: bool) -> Floats:
-        """Logits of the combined prediction, (M, n, C) -> (n, C), up to a constant per
-        row.
-        """
-        if self.combine == "mean-logits" or len(piece) == 1:
-            return (
-                safe_log(self._mean(piece), logits=True)
-                if logits
-                else self._mean(safe_log(piece))
+                gains = gain(calibrated)
+            worth = None if value is None else partial(value, calibrated, gains)
+            column = explained(
+                self.utility,
+                gains,
+                p,
+                *(values[rows] for values in decided),
+                limited=daily or has_budget,
+                value=worth,
             )
-        return safe_log(self._mean(softmax(piece) if logits else piece))
+            if self.sets is not None:
+                column = (*column, self.sets.members(p, self.utility, rng))
+            columns.append(column)
+        joined = map(np.concatenate, zip(*columns, strict=True))
+        return Explanation(self.utility.actions, *joined)
 
-    def _mean(self, values: Floats) -> Floats:
-        if len(values) == 1 or self.weights is None:
-            return values[0] if len(values) == 1 else values.mean(0)
-        return np.tensordot(self.weights.astype(values.dtype), values, axes=1)
+
+def check_utility(utility: Any) -> None:
+    """Raise unless this is a Utility."""
+    if not isinstance(utility, Utility):
+        raise InputError(
+            f"utility is a {type(utility).__name__}: expected a Utility, such as"
+            " Utility(matrix, names), Utility.read_csv(file) or Utility(frame)"
+        )
+
+
+def warn_of_utility(utility: Utility) -> None:
+    """Warn of costs that were given as a utility."""
+    if utility.upside_down:
+        warnings.warn(UPSIDE_DOWN, stacklevel=4)
 
 
 def chosen_decider(
@@ -760,12 +590,45 @@ def chosen_decider(
             "decider has a utility and a target prior of its own: give"
             " decider.replace(utility=...) alone"
         )
-    if decider.model or decider.fitted is not None:
+    if decider.model.source or decider.model.calibrator is not None:
         check_same_model(
             "the decider that was given",
-            decider.model,
+            decider.model.source,
             "the model",
-            own.model,
+            own.model.source,
             "give the decider of this model, or one that was fitted to it",
         )
     return decider
+
+
+def utility_interval(
+    decider: Decider, scores: Any, *, logits: bool = False
+) -> tuple[float, float] | None:
+    """The 95% interval of the mean expected utility that the uncertainty of an
+    estimated class prior leaves; None where it was not estimated.
+    """
+    estimate = decider.model.estimate
+    if estimate is None:
+        return None
+    actions = decider.replace(budget=None, sets=None).decide(scores, logits=logits)
+    values = decider.utility.matrix[:, actions].T  # (N, C)
+    model = decider.model.replace(target_prior=None)
+    p = np.asarray(model(scores, logits=logits).array(), dtype=np.float64)
+    return estimate.mean_interval(p, values, model.effective_prior)
+
+
+def left_open(decider: Decider, scores: Any) -> str:
+    """Words that follow `decided_for`: the prior of corrected scores, or what an
+    estimated one leaves open.
+    """
+    if isinstance(scores, Predictions):
+        corrected_for = str(scores.scores.corrected)
+        if corrected_for.startswith(CORRECTED):
+            return f": {corrected_for}"
+    ends = utility_interval(decider, scores)
+    if ends is None:
+        return ""
+    what, (low, high) = "utility", ends
+    if decider.utility.has_costs:
+        what, (low, high) = "cost", (0.0 - high, 0.0 - low)
+    return f": a mean expected {what} from {low:.3g} to {high:.3g} (95% interval)"

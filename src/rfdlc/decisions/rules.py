@@ -139,14 +139,6 @@ def reasons(
     return reason if unfamiliar is None else np.where(unfamiliar, UNFAMILIAR, reason)
 
 
-def corrected(p: Floats, ratio: Prior | None, scaled: bool = True) -> Floats:
-    """Probabilities (n, C) times the ratio (C,), each row summing to one if
-    `scaled`.
-    """
-    moved = p if ratio is None else p * ratio.astype(p.dtype)
-    return moved / moved.sum(axis=1, keepdims=True) if scaled else moved
-
-
 def _expected_utility(utility: Utility, ratio: Prior | None) -> Gain:
     """sum_y U[y, d] p(y): with p(y) proportional to q(y) ratio(y), the correction
     belongs to the rows of U.

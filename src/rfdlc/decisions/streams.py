@@ -16,7 +16,7 @@ from rfdlc.decisions.budgets import (
     limited_actions,
 )
 from rfdlc.decisions.decider import Decider
-from rfdlc.decisions.unfamiliar import flags, unfamiliar_action
+from rfdlc.decisions.unfamiliar import unfamiliar_action
 from rfdlc.errors import expect
 from rfdlc.formats.dates import days_of
 from rfdlc.probabilities.classes import Indices
@@ -81,12 +81,12 @@ class StreamController:
             " per day (per_day)"
         )
         expect(
-            decider.budget is not None or per_day is not None,
+            decider.deferral.budget is not None or per_day is not None,
             f"the decider has no budget: {fix}",
         )
-        check_budget_rule(decider)
+        check_budget_rule(decider.rule)
         handing_over(decider.utility)
-        self._budget = decider.budget or Budget({}, {})
+        self._budget = decider.deferral.budget or Budget({}, {})
         expect(
             window * tolerance >= 2,
             f"window {window} x tolerance {tolerance} is less than 2 samples:"
@@ -114,7 +114,7 @@ class StreamController:
         are their days, or times.
         """
         decider = self.decider
-        checked = decider.read(scores, logits)
+        checked = decider.model.read(scores, logits)
         named = [""] * len(checked) if days is None else days_of(days)
         expect(
             len(named) == len(checked),
@@ -124,8 +124,10 @@ class StreamController:
             self.per_day is None or days is not None,
             "per_day needs the day of each sample: give days",
         )
-        p = np.concatenate([p for _, p in decider.stream(checked)])
-        worth, strange = Worth.of(decider.utility, p), flags(decider, checked, p)
+        probabilities = decider.model(checked)
+        p = probabilities.array()
+        worth = Worth.of(decider.utility, p)
+        strange = decider.deferral.flags(probabilities, p)
         groups = limited_actions(self._budget.shares, decider.utility)[1]
         rows = zip(worth.gains, named, strange, strict=True)
         choice = np.array(

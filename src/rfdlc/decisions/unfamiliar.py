@@ -9,22 +9,20 @@ are seen as what they are in head and tail.
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decisions.budgets import PerDay, kept_to
 from rfdlc.decisions.rules import UNFAMILIAR, largest
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.probabilities.classes import Classes, Indices, as_array
+from rfdlc.probabilities.model import Probabilities, ProbabilityModel
+from rfdlc.probabilities.priors import Prior
 from rfdlc.probabilities.scores import Floats, Scores
 from rfdlc.probabilities.uncertainty import entropy, particle_probabilities
 from rfdlc.statistics.ranking import roc_area
-
-if TYPE_CHECKING:
-    from rfdlc.decisions.decider import Decider
 
 EVERYWHERE = "all"  # the region of all classes where training counts are not known
 # of covariances to a multiple of the identity: chosen on left-out classes,
@@ -296,8 +294,9 @@ class FeatureDistance:
         return nearest - ((x @ self.overall - self.centre) ** 2).sum(axis=1)
 
 
-def fitted_unfamiliar(
-    decider: "Decider",
+def fit_unfamiliar(
+    model: ProbabilityModel,
+    utility: Utility,
     scores: Scores,
     targets: Indices,
     false_alarm: float,
@@ -306,41 +305,38 @@ def fitted_unfamiliar(
     """Thresholds on held-out samples of a kind of score, by default of what the scores
     allow.
     """
-    handing = decider.utility.decided_class < 0
-    expect(
-        handing.any(),
-        "unfamiliar samples are handed over, but every action decides for a class: add"
-        " one (abstain)",
-    )
-    names = (_usual(scores, targets) if kind == AUTO else kind).split(PLUS)
-    allowed = (
-        f"expected {AUTO}, or one or a sum of {', '.join(TERMS)}, such as 'energy +"
-        " entropy'"
-    )
-    expect(
-        set(names) <= set(TERMS) and len({*names}) == len(names),
-        f"score {kind!r} is not known: {allowed}",
-    )
-    weights = (
-        1 / np.bincount(targets)[targets]
-    )  # tails have few samples and count as much
-    found = Unfamiliar(false_alarm, {}, {}, PLUS.join(names))
+    if not (utility.decided_class < 0).any():
+        raise InputError(
+            "unfamiliar samples are handed over, but every action decides for a class:"
+            " add one (abstain)"
+        )
+    if kind == AUTO:
+        kind = _usual(scores, targets)
+    names = kind.split(PLUS)
+    if not set(names) <= set(TERMS) or len({*names}) != len(names):
+        raise InputError(
+            f"score {kind!r} is not known: expected {AUTO}, or one or a sum of"
+            f" {', '.join(TERMS)}, such as 'energy + entropy'"
+        )
+    scales = {}
     if len(names) > 1:
+        # Tails have few samples and count as much.
+        weights = 1 / np.bincount(targets)[targets]
         scales = {name: deviation(TERMS[name](scores), weights) for name in names}
-        scales |= (
-            {GIVEN: scales[GIVEN] / (len(names) - 1)} if GIVEN in names else {}
-        )  # as much as all others together
-        found = replace(found, scales=scales)
-    likeliest = np.concatenate(
-        [_seen_as(decider, p) for _, p in decider.stream(scores)]
-    )
-    options: dict[str, Any] = {
-        "false_alarm": false_alarm,
-        "kind": found.kind,
-        "scales": found.scales,
-    }
+        if GIVEN in names:  # as much as all others together
+            scales[GIVEN] /= len(names) - 1
+    score = Unfamiliar(false_alarm, {}, {}, kind, scales).score(scores)
+    prior = model.decided_prior
+    chunks = Probabilities(model, scores).chunks()
+    likeliest = np.concatenate([seen_as(p, prior) for _, p in chunks])
     return Unfamiliar.fit(
-        found.score(scores), likeliest, targets, decider.utility.classes, **options
+        score,
+        likeliest,
+        targets,
+        utility.classes,
+        false_alarm=false_alarm,
+        kind=kind,
+        scales=scales,
     )
 
 
@@ -388,75 +384,21 @@ def deviation(values: Floats, weights: Floats) -> float:
     return max(float(np.sqrt(np.average((values - mean) ** 2, weights=weights))), 1e-12)
 
 
-def is_limited(decider: "Decider", batch: bool | PerDay) -> bool:
-    """Whether decisions depend on more than the rule: on a budget, limits per day, or
-    unfamiliar samples.
+def unlike_prior(prior: Prior | None, classes: int) -> Floats:
+    """Factors (C,) of probabilities for a prior that make all classes equally frequent;
+    0 for impossible ones.
     """
-    return (
-        decider.budget is not None
-        or decider.unfamiliar is not None
-        or isinstance(batch, PerDay)
-    )
+    even = np.ones(classes)
+    if prior is None:
+        return even
+    return np.divide(even, prior, out=np.zeros_like(even), where=np.asarray(prior) > 0)
 
 
-def handed_over(
-    decider: "Decider", scores: Scores, batch: bool | PerDay
-) -> tuple[Indices, NDArray[np.bool_]]:
-    """Actions (N,) within the budget, and which samples are unfamiliar and are handed
-    over for it.
-
-    These get the action `unfamiliar` if there is one, or else the best action that
-    hands over.
+def seen_as(p: Floats, prior: Prior | None) -> Indices:
+    """The most probable class (n,) if all were equally frequent, from probabilities
+    (n, C) for a prior.
     """
-    found, utility = decider.unfamiliar, decider.utility
-    if found is None:
-        actions = kept_to(decider, scores, batch)
-        return actions, np.zeros(len(actions), dtype=bool)
-    pieces = (
-        p for _, p in decider.stream(scores)
-    )  # once: every pass calibrates all scores
-    each = [
-        (largest(decider.gains(p)), unfamiliar_action(utility, p), _seen_as(decider, p))
-        for p in pieces
-    ]
-    kept, forced, likeliest = map(np.concatenate, zip(*each, strict=True))
-    flagged = found.above(found.score(scores), likeliest, utility.classes)
-    if batch and (decider.budget is not None or isinstance(batch, PerDay)):
-        kept = kept_to(decider, scores, batch, np.where(flagged, forced, -1))
-    return np.where(flagged, forced, kept), flagged
-
-
-def flags(
-    decider: "Decider", scores: Scores, p: Floats | None = None
-) -> NDArray[np.bool_]:
-    """Which samples are unfamiliar (none without thresholds); p are their corrected
-    probabilities, where known.
-    """
-    found = decider.unfamiliar
-    if found is None:
-        return np.zeros(len(scores), dtype=bool)
-    pieces = (own for _, own in decider.stream(scores)) if p is None else [p]
-    likeliest = np.concatenate([_seen_as(decider, own) for own in pieces])
-    return found.above(found.score(scores), likeliest, decider.utility.classes)
-
-
-def unlike_prior(decider: "Decider") -> Floats:
-    """Factors (C,) of corrected probabilities that make all classes equally frequent; 0
-    for impossible ones.
-    """
-    prior = decider.decided_prior
-    even = np.ones(len(decider.utility.classes))
-    return (
-        even
-        if prior is None
-        else np.divide(
-            even, prior, out=np.zeros_like(even), where=np.asarray(prior) > 0
-        )
-    )
-
-
-def _seen_as(decider: "Decider", p: Floats) -> Indices:
-    return largest(p * unlike_prior(decider))
+    return largest(p * unlike_prior(prior, p.shape[1]))
 
 
 def actions_for(utility: Utility) -> Indices:

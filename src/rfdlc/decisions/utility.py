@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from rfdlc.errors import CONTROL, InputError, expect, listing, repeated
 from rfdlc.formats.tables import CsvFile, escaped, is_number, number
 from rfdlc.probabilities.classes import Classes, Indices, as_classes
-from rfdlc.probabilities.scores import SUM_TOLERANCE
+from rfdlc.probabilities.scores import SUM_TOLERANCE, Floats
 
 ABSTAIN = "abstain"
 LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
@@ -417,6 +417,17 @@ class Utility:
         return np.flatnonzero(
             np.isin(self.decided_class, self.classes.members(name, self.actions))
         )
+
+    def gains(self, probabilities: Floats) -> Floats:
+        """The expected utility of every action (N, A), from probabilities (N, C).
+
+        In 64 bits: where all values are large, 32 would not tell one action from
+        another.
+
+        >>> Utility([[1, 0], [-5, 1]]).gains(np.array([[0.9, 0.1]])).round(6).tolist()
+        [[0.4, 0.1]]
+        """
+        return np.asarray(probabilities) @ self.matrix
 
     @cached_property
     def upside_down(self) -> bool:

@@ -387,7 +387,7 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
             METHOD, config, data.classes if partial else _weighted(data).classes
         )
         stops, parts = self.early_stopping and not partial, [data]
-        if config.hold_out and (decider.calibration is not None or stops):
+        if config.hold_out and (decider.model.calibration is not None or stops):
             if data.classes.count_array.max() > 1:
                 parts = _held_apart(data, config, stops)
             else:
@@ -480,7 +480,7 @@ class RFDLCClassifier(ReadingMixin, DecidingMixin, ClassifierMixin, BaseEstimato
         decider = new_decider(METHOD, config, data.classes).replace(
             weights=found.weights
         )
-        if decider.calibration is not None:
+        if decider.model.calibration is not None:
             shares, groups = found.held.weights, found.held.together
             decider = decider.fit(
                 found.logits,
@@ -589,7 +589,7 @@ def _held_out_loss(decider: Decider, held: Split, logits: Floats) -> float:
         held.labels,
         np.ones(len(held)) if held.weights is None else held.weights,
     )
-    if is_uniform(decider.train_prior):
+    if is_uniform(decider.model.train_prior):
         weights = weights / np.bincount(y, weights)[y]
     p = np.asarray(
         decider.replace(target_prior=None).probabilities(logits, logits=True)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import column_or_1d
 
+from rfdlc.decisions.decider import UPSIDE_DOWN
 from rfdlc.decisions.utility import Utility
-from rfdlc.decisions.wording import UPSIDE_DOWN
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.evaluation.evaluate import entries
 from rfdlc.evaluation.metrics import METRICS

@@ -23,7 +23,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, get_tags, indexable, validation
 from sklearn.utils.multiclass import check_classification_targets
 
-from rfdlc.decisions.budgets import budget_of
+from rfdlc.decisions.budgets import check_budget_rule, priced, weights_to
 from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.sets import PredictionSets, check_coverage
 from rfdlc.decisions.utility import Utility
@@ -74,13 +74,13 @@ class DecidingMixin:
         """Hand over at most a share of the samples ("5%", or shares by action), by
         samples that `fit` has not seen.
         """
-        p, encoded = (
-            self.predict_proba(X),
-            _encode(validation.column_or_1d(y, warn=True), self.classes_),
-        )
-        return self._decide_with(
-            self.decider_.replace(budget=budget_of(self.decider_, p, encoded, budget))
-        )
+        decider = self.decider_
+        check_budget_rule(decider.rule)
+        p = self.predict_proba(X)
+        encoded = _encode(validation.column_or_1d(y, warn=True), self.classes_)
+        weights = weights_to(decider.model.decided_prior, encoded)
+        fitted = priced(decider.utility, p, weights, budget)
+        return self._decide_with(decider.replace(budget=fitted))
 
     def conformalize(
         self: Any,
@@ -98,19 +98,14 @@ class DecidingMixin:
         `rfdlc.decisions.sets.PredictionSets.fit` for further options.
         """
         check_coverage(coverage)
-        p, encoded = (
-            self.predict_proba(X),
-            _encode(validation.column_or_1d(y, warn=True), self.classes_),
+        p = self.predict_proba(X)
+        encoded = _encode(validation.column_or_1d(y, warn=True), self.classes_)
+        model = self.decider_.model
+        shifted = model.prior_warning(encoded, rare=False) is not None
+        options = {"prior": model.decided_prior, "shifted": shifted, **options}
+        sets = PredictionSets.fit(
+            p, encoded, self.named_classes_, kind=kind, coverage=coverage, **options
         )
-        options = {
-            "shifted": self.decider_.prior_warning(encoded, rare=False) is not None
-        } | options
-        options = {
-            "prior": self.decider_.decided_prior,
-            "kind": kind,
-            "coverage": coverage,
-        } | options
-        sets = PredictionSets.fit(p, encoded, self.named_classes_, **options)
         return self._decide_with(self.decider_.replace(sets=sets))
 
     def predict_set(self: Any, X: Any, sets: Any = None) -> NDArray[np.bool_]:
@@ -142,7 +137,7 @@ class DecidingMixin:
         decider = self.decider_.replace(
             utility=self._read_utility(utility), budget=None
         )
-        if self.decider_.budget is not None:
+        if self.decider_.deferral.budget is not None:
             warnings.warn(BUDGET_ENDS, stacklevel=2)
         self.utility = utility
         return self._decide_with(decider)

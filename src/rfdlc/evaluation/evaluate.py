@@ -542,7 +542,7 @@ def evaluate(
     decider = decider_for(
         decider, utility, None if classes is None else as_classes(classes), scores
     )
-    checked, y = decider.read_labelled(scores, targets, logits)
+    checked, y = decider.model.read_labelled(scores, targets, logits)
     outcomes = replace(
         observe(checked, y, decider, uncertainty, batch=batch), groups=as_pairs(groups)
     )
@@ -554,7 +554,7 @@ def evaluate(
             " methods",
         )
         outcomes = replace(outcomes, certainty=-np.asarray(own))
-    overlap = decider.overlap(checked, y)
+    overlap = decider.model.overlap(checked, y)
     if overlap > COINCIDENCE:
         warnings.warn(
             f"about {overlap:.0%} of the samples that calibrated this decider seem to"
@@ -562,7 +562,7 @@ def evaluate(
             " look better than they are; evaluate on other samples",
             stacklevel=2,
         )
-    calibrated = decider.fitted is not None or bool(checked.corrected)
+    calibrated = decider.model.calibrator is not None or bool(checked.corrected)
     return Evaluation(
         len(y),
         measure(outcomes),

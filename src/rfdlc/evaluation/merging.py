@@ -119,7 +119,7 @@ class Sums:
             ordered,
             uncertainty,
             **known,
-            calibrated=decider.fitted is not None,
+            calibrated=decider.model.calibrator is not None,
         )
 
     @property

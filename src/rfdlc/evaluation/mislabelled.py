@@ -81,7 +81,7 @@ def find_mislabelled(
         decider, None, None if classes is None else as_classes(classes), scores
     )
     y, names = (
-        decider.read_labelled(scores, targets, logits)[1],
+        decider.model.read_labelled(scores, targets, logits)[1],
         decider.utility.classes,
     )
     p = np.asarray(decider.probabilities(scores, logits=logits), dtype=np.float64)

@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 
 from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.sets import SetUtility
-from rfdlc.decisions.unfamiliar import handed_over
 from rfdlc.decisions.utility import Utility
-from rfdlc.errors import expect
+from rfdlc.errors import InputError
 from rfdlc.evaluation import metrics
 from rfdlc.probabilities import uncertainty
 from rfdlc.probabilities.classes import Classes, Indices
-from rfdlc.probabilities.folds import out_of_fold
 from rfdlc.probabilities.scores import Floats, Scores
 
 PROBABILITY_COLUMNS = (
@@ -197,41 +195,37 @@ def observe(
     They are one `batch`, which keeps to a budget exactly, or some of many, which go by
     its prices.
     """
-    needs = (
-        "uncertainty 'evidential' needs logits, but these are probabilities: choose"
-        " another"
-    )
-    expect(scores.logits or kind != "evidential", needs)
-    rank, parts, rng = UNCERTAINTIES[kind], [], np.random.default_rng(0)
-    shared = batch and decider.budget is not None
-    limited = (
-        handed_over(decider, scores, batch)[0]
-        if shared or decider.unfamiliar is not None
-        else None
-    )
-    for rows, p in decider.stream(scores):
-        actions = decider.decide_probabilities(p) if limited is None else limited[rows]
-        certainty = (
-            None if rank is None else -rank(p, scores.values[:, rows], scores.logits)
+    if kind == "evidential" and not scores.logits:
+        raise InputError(
+            "uncertainty 'evidential' needs logits, but these are probabilities: choose"
+            " another"
         )
-        found = Outcomes.of(decider.utility, y[rows], actions, p, certainty)
+    rank = UNCERTAINTIES[kind]
+    rng = np.random.default_rng(0)
+    probabilities = decider.model(scores)
+    decided = None
+    shared = batch and decider.deferral.budget is not None
+    if shared or decider.deferral.unfamiliar is not None:
+        decided = decider.decide(scores, batch=batch)
+    parts = []
+    for rows, p in probabilities.chunks():
+        actions = decider.decide_probabilities(p) if decided is None else decided[rows]
+        certainty = None
+        if rank is not None:
+            certainty = -rank(p, scores.values[:, rows], scores.logits)
+        outcomes = Outcomes.of(decider.utility, y[rows], actions, p, certainty)
         if decider.sets is not None:
             sets = decider.sets.members(p, decider.utility, rng)
-            found = replace(
-                found,
+            outcomes = replace(
+                outcomes,
                 covered=sets[np.arange(len(p)), y[rows]],
                 set_size=sets.sum(axis=1),
             )
             if isinstance(decider.sets, SetUtility):
-                found = replace(
-                    found,
-                    set_value=decider.sets.realised(sets, p, y[rows], decider.utility),
-                )
-        parts.append(found)
-    joined = _joined(
-        parts, lambda: np.concatenate([p for _, p in decider.stream(scores)])
-    )
-    return replace(joined, sample_groups=scores.groups)
+                value = decider.sets.realised(sets, p, y[rows], decider.utility)
+                outcomes = replace(outcomes, set_value=value)
+        parts.append(outcomes)
+    return replace(_joined(parts, probabilities.array), sample_groups=scores.groups)
 
 
 def _joined(parts: Sequence[Outcomes], load: Callable[[], Any]) -> Outcomes:
@@ -249,8 +243,8 @@ def cross_fitted(
     """Outcomes of held-out samples, each decided with a calibration that was fitted
     without it and its group.
     """
-    scores, y = decider.read_labelled(predictions, None)
-    p = out_of_fold(decider, scores, y, folds=folds, balanced=balanced)
+    scores, y = decider.model.read_labelled(predictions, None)
+    p = decider.model.out_of_fold(scores, y, folds=folds, balanced=balanced)
     return replace(
         Outcomes.of(decider.utility, y, decider.decide_probabilities(p), p),
         sample_groups=scores.groups,

@@ -24,6 +24,7 @@ from rfdlc import __version__
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import Normaliser
 from rfdlc.decisions.decider import Decider, chosen_decider
+from rfdlc.decisions.rules import RULES
 from rfdlc.decisions.utility import SHOWN_CLASSES, Utility
 from rfdlc.errors import InputError, choose, counted, expect, listing
 from rfdlc.evaluation.evaluate import entries, evaluate
@@ -289,7 +290,8 @@ def measure_parity(
         finite,
         "the exported graph gives numbers that are not finite: export it in 32 bits",
     )
-    values = np.sort(decider.gains(expected), axis=1)
+    gains = RULES[decider.rule](decider.utility, None)(expected)
+    values = np.sort(decider.deferral.charged(gains, decider.utility), axis=1)
     spread = np.maximum(
         expected @ np.ptp(decider.utility.matrix, axis=1), 1e-12
     )  # of what each sample can be
@@ -509,6 +511,7 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
         else f" {agreement:.2%} of the decisions equal those recorded in training."
     )
     images = f" {IMAGE_FILES}" if len(model.input_shape) == 3 else ""
+    calibrator = model.decider.model.calibrator
     template = (files("rfdlc.exporting") / "card.md").read_text(encoding="utf-8")
     return template.format(
         model=model,
@@ -532,8 +535,8 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
             else f'torch.export.load("{file}").module()'
         ),
         calibrated=(
-            f"was {'' if model.decider.fitted else 'NOT '}calibrated on held-out data"
-            " like the training data"
+            f"was {'' if calibrator else 'NOT '}calibrated on held-out data like the"
+            " training data"
         ),
     )
 
@@ -544,7 +547,7 @@ def handed_over_text(model: Model, predictions: Predictions | None) -> str:
 
     Test samples measure it. Without them, there are those that the prices are from.
     """
-    decider, budget = model.decider, model.decider.budget
+    decider, budget = model.decider, model.decider.deferral.budget
     if budget is None:
         return ""
     samples = "test samples"

@@ -27,6 +27,7 @@ from rfdlc.predicting.onnx_model import (
     outputs_of,
     with_checksum,
 )
+from rfdlc.probabilities.calibrators import NoCalibration
 from rfdlc.probabilities.scores import DEEPEST, PROBABILITY_FLOOR
 from rfdlc.training.familiarity import first_stages
 from rfdlc.training.model import Model
@@ -90,16 +91,17 @@ class DecisionHead(nn.Module):
         super().__init__()
         check_rule(decider)
         self.mean_logits = (
-            decider.combine == "mean-logits" or particles == 1
+            decider.model.combine == "mean-logits" or particles == 1
         )  # one particle's logits are kept
         weights = (
             np.full(particles, 1 / particles)
-            if decider.weights is None
-            else decider.weights
+            if decider.model.weights is None
+            else decider.model.weights
         )
-        slope, bias = decider.fitted.as_affine() if decider.fitted else (1.0, 0.0)
-        self.power = decider.fitted.power if decider.fitted else 1.0
-        ratio = decider.ratio()
+        calibrator = decider.model.calibrator or NoCalibration()
+        slope, bias = calibrator.as_affine()
+        self.power = calibrator.power
+        ratio = decider.model.ratio
         ratio = np.ones(len(decider.utility.classes)) if ratio is None else ratio
         self.weights, self.slope, self.bias, self.ratio = (
             nn.Buffer(torch.tensor(values, dtype=torch.float32))
@@ -108,7 +110,7 @@ class DecisionHead(nn.Module):
         self.utility, self.common = map(
             nn.Buffer, centred(torch.tensor(decider.utility.matrix))
         )
-        kept, strange = decider.budget, decider.unfamiliar
+        kept, strange = decider.deferral.budget, decider.deferral.unfamiliar
         self.prices = (
             None
             if kept is None
@@ -121,7 +123,10 @@ class DecisionHead(nn.Module):
             else nn.Buffer(torch.tensor(limits, dtype=torch.float32))
         )
         self.evened = nn.Buffer(
-            torch.tensor(unlike_prior(decider), dtype=torch.float32)
+            torch.tensor(
+                unlike_prior(decider.model.decided_prior, len(decider.utility.classes)),
+                dtype=torch.float32,
+            )
         )
         self.terms = {} if strange is None else strange.terms
         self.handing = nn.Buffer(torch.tensor(actions_for(decider.utility)))

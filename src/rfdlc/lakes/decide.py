@@ -20,7 +20,6 @@ import numpy as np
 
 from rfdlc.data.dataset import SKIPPING
 from rfdlc.decisions.decider import Decider
-from rfdlc.decisions.explaining import gains_tell
 from rfdlc.decisions.rules import Explanation
 from rfdlc.decisions.sets import PredictionSets, set_texts
 from rfdlc.errors import BrokenRows, InputError, expect, listing
@@ -142,9 +141,9 @@ class DecideTable:
         # layout.
         by_columns = (
             not details
-            and self.decider.fitted is None
+            and self.decider.model.calibrator is None
             and not self.logits
-            and gains_tell(self.decider)
+            and self.decider.gains_tell
         )
         if table.num_rows:
             given: dict[str, Any] = {
@@ -301,8 +300,8 @@ def check_model_of(lake: Lake, decider: Decider) -> None:
     """Warn where tables do not say of which model their scores are, but the decider
     does; where they do, each batch is compared.
     """
-    if decider.model and KIND not in lake.names:
-        check_same_model(lake.source, "", "the decider", decider.model, "")
+    if decider.model.source and KIND not in lake.names:
+        check_same_model(lake.source, "", "the decider", decider.model.source, "")
 
 
 def lake_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEstimate:

@@ -84,7 +84,7 @@ def evaluate_lake(
         if not batch.num_rows:
             return None
         predictions = predictions_of(batch, classes, logits=logits, where=where)
-        scores, y = decider.read_labelled(
+        scores, y = decider.model.read_labelled(
             predictions, _targets(batch.column(TARGET), classes)
         )
         return Sums.of(

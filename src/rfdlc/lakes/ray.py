@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rfdlc.decisions import wording
 from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect, listing
@@ -281,7 +280,7 @@ def predict_source(
     found.write_parquet(place, mode="error")
     counts, told = (
         dict.fromkeys(model.decider.utility.actions, 0),
-        model.decider.decided_for,
+        model.decider.model.decided_for,
     )
     for batch in ray.data.read_parquet(place, columns=["action"]).iter_batches(
         batch_format="pyarrow"
@@ -289,7 +288,7 @@ def predict_source(
         for row in batch["action"].value_counts().to_pylist():
             counts[row["values"]] += row["counts"]
     written = sum(counts.values())
-    wording.warn_of_share(model.decider, counts)
+    model.decider.deferral.warn_of_share(counts, model.decider.utility)
     shares = shares_of(model.decider, counts)
     return Predicted(
         Path(out), written, len(samples) - written, told, True, None, counts, *shares

@@ -14,7 +14,6 @@ from scipy.special import ndtri
 
 from rfdlc.decisions import budgets
 from rfdlc.decisions.decider import Decider
-from rfdlc.decisions.rules import corrected
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import counted, expect
 from rfdlc.evaluation.metrics import worth_in_words
@@ -23,9 +22,15 @@ from rfdlc.formats.identity import check_same_model
 from rfdlc.monitoring.designs import Sample
 from rfdlc.monitoring.evidence import UNSURE
 from rfdlc.monitoring.monitor import LEVELS, OUTCOMES, Decided, Reference
-from rfdlc.probabilities.calibrators import CALIBRATORS, Calibrator, MatrixScaling
+from rfdlc.probabilities.calibrators import (
+    CALIBRATORS,
+    Calibrator,
+    MatrixScaling,
+    NoCalibration,
+)
 from rfdlc.probabilities.choosing import SAMPLES_NEEDED
 from rfdlc.probabilities.classes import Indices
+from rfdlc.probabilities.model import corrected
 from rfdlc.probabilities.priors import Prior, estimate_prior
 from rfdlc.probabilities.scores import Floats, safe_log, softmax
 from rfdlc.statistics import intervals
@@ -314,11 +319,9 @@ def decider_version(decider: Decider) -> str:
 
 @lru_cache(maxsize=64)
 def _version(decider: Decider) -> str:
-    table = {
-        name: value
-        for name, value in decider.to_dict().items()
-        if name not in ("joint", "calibrated_on")
-    }
+    table = decider.to_dict()
+    for name in ("joint", "calibrated_on"):  # how it was fitted
+        del table["model"][name]
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -332,17 +335,22 @@ def on_top(old: Decider, new: Decider) -> tuple[float, Floats]:
         If the calibrators differ by more than a temperature and biases, or the deciders
         combine particles differently or have other thresholds for unfamiliar input.
     """
-    fix = "recalibrate the decider that is served, or serve its model again"
-    check_same_model("this decider", new.model, "the one served", old.model, fix)
-    (W, b, power), (W_new, b_new, power_new) = _affine(old), _affine(new)
-    same = (
-        old.combine == new.combine
-        and np.array_equal(old.weights, new.weights)
-        and power == power_new
+    check_same_model(
+        "this decider",
+        new.model.source,
+        "the one served",
+        old.model.source,
+        "recalibrate the decider that is served, or serve its model again",
     )
+    W, b, power = _affine(old)
+    W_new, b_new, power_new = _affine(new)
     same = (
-        same and old.unfamiliar == new.unfamiliar
-    )  # the model's own process applies these thresholds
+        old.model.combine == new.model.combine
+        and np.array_equal(old.model.weights, new.model.weights)
+        and power == power_new
+        # the model's own process applies these thresholds
+        and old.deferral.unfamiliar == new.deferral.unfamiliar
+    )
     fits = same and np.shape(W) == np.shape(W_new)
     scale = float(np.sum(W_new) / np.sum(W)) if fits and np.sum(W) else np.nan
     fits = (
@@ -361,18 +369,13 @@ def on_top(old: Decider, new: Decider) -> tuple[float, Floats]:
 
 def _affine(decider: Decider) -> tuple[Any, Floats, float]:
     """W, b and the power of corrected probabilities, softmax(W log p + b)."""
-    weight, bias = (1.0, 0.0) if decider.fitted is None else decider.fitted.as_affine()
-    ratio = decider.ratio()
-    moved = (
-        np.zeros(len(decider.utility.classes))
-        if ratio is None
-        else np.log(np.maximum(ratio, TINY))
-    )
-    return (
-        weight,
-        moved + np.asarray(bias),
-        1.0 if decider.fitted is None else decider.fitted.power,
-    )
+    calibrator = decider.model.calibrator or NoCalibration()
+    weight, bias = calibrator.as_affine()
+    bias = np.asarray(bias) + np.zeros(len(decider.utility.classes))
+    ratio = decider.model.ratio
+    if ratio is not None:
+        bias = np.log(np.maximum(ratio, TINY)) + bias
+    return weight, bias, calibrator.power
 
 
 def revised(p: Floats, scale: float, bias: Floats) -> Floats:
@@ -446,14 +449,15 @@ def options(
             calibrators,
             decider,
         )
-        if decider.budget is not None:
-            given = (
+        if decider.deferral.budget is not None:
+            budget = budgets.priced(
+                decider.utility,
                 _decided(p, final, served, prior),
                 np.ones(len(p)),
-                decider.budget.shares,
+                decider.deferral.budget.shares,
                 decisions.unfamiliar,
             )
-            priced = decider.replace(budget=budgets.priced(decider, *given))
+            priced = decider.replace(budget=budget)
         for k, own in enumerate(each_own):
             chosen[fold == k] = priced.decide_probabilities(
                 _decided(labelled[fold == k], own, served, prior)
@@ -488,8 +492,8 @@ def _gain(
 
 
 def _served_prior(decider: Decider, targets: Indices, weights: Floats) -> Prior:
-    if decider.decided_prior is not None:
-        return decider.decided_prior
+    if decider.model.decided_prior is not None:
+        return decider.model.decided_prior
     return np.bincount(targets, weights, len(decider.utility.classes)) / weights.sum()
 
 
@@ -538,9 +542,9 @@ def _composed(
             "ignore"
         )  # sets of coverage are left out: they promise nothing for other probabilities
         changes: dict[str, Any] = {
-            "fitted": fitted,
+            "calibrator": fitted,
             "target_prior": prior,
-            "budget": decider.budget,
+            "budget": decider.deferral.budget,
             "joint": None,
         }
         return decider.replace(**changes, calibrated_on=None)

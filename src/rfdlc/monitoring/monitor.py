@@ -12,8 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaincc, ndtri
 
 from rfdlc.decisions.decider import Decider
-from rfdlc.decisions.rules import EXPECTED_UTILITY, UNFAMILIAR, corrected
-from rfdlc.decisions.unfamiliar import flags
+from rfdlc.decisions.rules import EXPECTED_UTILITY, UNFAMILIAR
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import expect
 from rfdlc.monitoring.evidence import (
@@ -25,7 +24,7 @@ from rfdlc.monitoring.evidence import (
     mean_bets,
 )
 from rfdlc.probabilities.classes import Indices
-from rfdlc.probabilities.folds import out_of_fold
+from rfdlc.probabilities.model import corrected
 from rfdlc.probabilities.priors import Prior, PriorEstimate, estimate_prior
 from rfdlc.probabilities.scores import Floats
 from rfdlc.statistics.intervals import Z
@@ -66,9 +65,10 @@ class Decided:
         cls, decider: Decider, scores: Any, *, logits: bool = False, times: Any = None
     ) -> "Decided":
         """What a decider decides for scores."""
-        checked = decider.read(scores, logits)
-        p = np.concatenate([p for _, p in decider.stream(checked)])
-        found = decider.explain_probabilities(p, flags(decider, checked, p))
+        probabilities = decider.model(scores, logits=logits)
+        p = probabilities.array()
+        flagged = decider.deferral.flags(probabilities, p)
+        found = decider.explain_probabilities(p, flagged)
         return cls(
             decider.utility,
             p.astype(np.float64),
@@ -159,19 +159,19 @@ class Reference:
         logits: bool = False,
     ) -> "Reference":
         """From held-out scores and labels, which may have calibrated the decider."""
-        checked, y = decider.read_labelled(scores, targets, logits)
-        prior = decider.decided_prior
+        checked, y = decider.model.read_labelled(scores, targets, logits)
+        prior = decider.model.decided_prior
         if prior is None:
             prior = np.bincount(y, minlength=len(decider.utility.classes)) / len(y)
         decisions = honest = Decided.of(decider, scores, logits=logits)
-        if decider.overlap(checked, y):
-            p = out_of_fold(decider, checked, y).astype(np.float64)
+        if decider.model.overlap(checked, y):
+            p = decider.model.out_of_fold(checked, y).astype(np.float64)
             action = decider.explain_probabilities(p, decisions.unfamiliar).action
             honest = replace(decisions, probabilities=p, actions=action)
         rates = (
             ()
-            if decider.unfamiliar is None
-            else tuple(decider.unfamiliar.rates.values())
+            if decider.deferral.unfamiliar is None
+            else tuple(decider.deferral.unfamiliar.rates.values())
         )
         return cls(decisions, honest, y, prior, rates)
 

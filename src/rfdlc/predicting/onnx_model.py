@@ -161,7 +161,7 @@ class OnnxModel:
             decided.action,
             decided.unfamiliar,
         )
-        limited = self.decider.budget is not None
+        limited = self.decider.deferral.budget is not None
         # a budget is for the utility of the graph
         if utility is not None and not self.utility_input:
             action = (
@@ -225,7 +225,7 @@ class OnnxModel:
         }
         if self.decider.sets is not None:
             claimed["sets"] = ("tensor(bool)", [len(self.classes)])
-        if self.decider.unfamiliar is not None:
+        if self.decider.deferral.unfamiliar is not None:
             claimed["unfamiliar"] = ("tensor(bool)", [])
         if self.utility_input:
             claimed["utility"] = ("tensor(double)", [])
@@ -316,7 +316,7 @@ def check_exportable(
     unfamiliar samples for one utility.
     """
     limited = utility_input and (
-        decider.budget is not None or decider.unfamiliar is not None
+        decider.deferral.budget is not None or decider.deferral.unfamiliar is not None
     )
     expect(
         not limited,
@@ -324,8 +324,8 @@ def check_exportable(
         " utility_input",
     )
     given = (
-        decider.unfamiliar is not None
-        and GIVEN in decider.unfamiliar.terms
+        decider.deferral.unfamiliar is not None
+        and GIVEN in decider.deferral.unfamiliar.terms
         and not familiarity
     )
     expect(

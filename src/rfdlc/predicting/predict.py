@@ -24,12 +24,13 @@ from rfdlc.decisions.budgets import Budget, Worth, allotted
 from rfdlc.decisions.decider import Decider, chosen_decider
 from rfdlc.decisions.rules import EXPECTED_UTILITY, OVER_BUDGET, UNFAMILIAR, largest
 from rfdlc.decisions.sets import set_texts
-from rfdlc.decisions.unfamiliar import flags, unfamiliar_action
+from rfdlc.decisions.unfamiliar import unfamiliar_action
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.formats.files import replacing
 from rfdlc.formats.tables import split_name
 from rfdlc.predicting.parts import Computed, Parts, Report, TableStore, ranks
+from rfdlc.probabilities.model import Probabilities
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.priors import PriorEstimate, PriorLike
 from rfdlc.probabilities.scores import (
@@ -213,7 +214,7 @@ def predict(
         if store.actions
         else {}
     )
-    shares, told = shares_of(model.decider, actions), model.decider.decided_for
+    shares, told = shares_of(model.decider, actions), model.decider.model.decided_for
     return Predicted(
         path, len(samples) - skipped, skipped, told, complete, listed, actions, *shares
     )
@@ -225,7 +226,7 @@ def shares_of(
     """The budget of a decider, and the shares that were handed over, of the names of
     the budget.
     """
-    budget = decider.budget if actions else None
+    budget = decider.deferral.budget if actions else None
     return budget, (
         {} if budget is None else budget.handed_over(actions, decider.utility)
     )
@@ -243,7 +244,7 @@ def _write_logits(model: Model, samples: Samples, path: Path) -> Predicted:
     actions = dict(
         zip(names, np.bincount(chosen, minlength=len(names)).tolist(), strict=True)
     )
-    shares, told = shares_of(model.decider, actions), model.decider.decided_for
+    shares, told = shares_of(model.decider, actions), model.decider.model.decided_for
     return Predicted(
         path, len(found), len(samples) - len(found), told, True, None, actions, *shares
     )
@@ -346,7 +347,9 @@ class Table:
         self.model, self.kind = model, RAW if raw else CORRECTED
         self.decider = decider = model.decider
         self.said = (
-            RAW if raw else CORRECTED + decider.decided_for.removeprefix("decided")
+            RAW
+            if raw
+            else CORRECTED + decider.model.decided_for.removeprefix("decided")
         )
         if model.identity:
             self.said += f"{BY_MODEL}{model.identity}"
@@ -373,7 +376,7 @@ class Table:
             for name in ("id", *classes, "target", *DECIDED, *details, KIND)
             if known.get(name, True)
         ]
-        prior = decider.train_prior if raw else decider.decided_prior
+        prior = decider.model.train_prior if raw else decider.model.decided_prior
         carried = (
             None if prior is None else dict(zip(classes, prior.tolist(), strict=True))
         )
@@ -395,7 +398,7 @@ class Table:
         self.schema = pyarrow.schema(fields, {"rfdlc.scores": scores})
         handing = (
             np.flatnonzero(decider.utility.decided_class < 0)
-            if batch and decider.budget is not None
+            if batch and decider.deferral.budget is not None
             else ()
         )
         self.gains = [
@@ -405,7 +408,7 @@ class Table:
 
     def described(self) -> dict[str, Any]:
         """What the columns depend on beside the model and the samples."""
-        decider, prior = self.decider, self.decider.decided_prior
+        decider, prior = self.decider, self.decider.model.decided_prior
         # To four digits: an estimated prior has the rounding of the device.
         known: dict[str, Any] = {
             "prior": (
@@ -471,7 +474,9 @@ class Table:
                 zip((field.name for field in self.gains), gained.T, strict=True)
             )
         elif not self.one_hot:
-            strange = self.decider.unfamiliar is not None  # then logits are needed, too
+            strange = (
+                self.decider.deferral.unfamiliar is not None
+            )  # then logits are needed, too
             explained = (
                 self.decider.explain(found)
                 if strange
@@ -511,7 +516,8 @@ class Table:
         what handing it over gains.
         """
         utility, worth = self.decider.utility, Worth.of(self.decider.utility, corrected)
-        strange = flags(self.decider, found.scores, corrected)
+        probabilities = Probabilities(self.decider.model, found.scores)
+        strange = self.decider.deferral.flags(probabilities, corrected)
         chosen = (
             np.where(strange, unfamiliar_action(utility, corrected), worth.kept)
             if strange.any()
@@ -534,11 +540,12 @@ class Table:
                 [part[field.name].to_numpy() for field in self.gains], axis=1
             )
 
-        choice, done, utility = (
-            allotted(self.decider, np.concatenate([of(part) for part in parts])),
-            0,
-            self.decider.utility,
-        )
+        utility = self.decider.utility
+        budget = self.decider.deferral.budget
+        assert budget is not None
+        gains = np.concatenate([of(part) for part in parts])
+        choice = allotted(budget, utility, gains)
+        done = 0
         handing = np.array(utility.actions)[utility.decided_class < 0]
 
         def settled(part: Any) -> Any:

@@ -167,6 +167,20 @@ def drawn_samples(
     return order, repeats[order] / parts[order]
 
 
+def stratified_folds(scores: Floats, targets: Indices, folds: int) -> Indices:
+    """The fold (N,) of each sample of scores (M, N, C), stratified by class; copies are
+    in one, unless scores are coarse.
+    """
+    first, copy_of = distinct(scores, targets)
+    if is_coarse(scores, targets):
+        first = copy_of = np.arange(len(targets))
+    shuffled = np.random.default_rng(0).random(len(first))
+    order = np.lexsort((shuffled, targets[first]))
+    fold = np.empty(len(first), dtype=np.int64)
+    fold[order] = np.arange(len(first)) % folds
+    return fold[copy_of]
+
+
 def grouped_folds(
     targets: Indices,
     groups: NDArray[Any],

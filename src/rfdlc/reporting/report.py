@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from rfdlc import __version__
 from rfdlc.data.images import BrokenImage, decoded, upright
 from rfdlc.data.readers.image_files import leaves
-from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.decider import Decider, left_open
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.evaluation.evaluate import Evaluation, entries, evaluate
@@ -252,24 +252,18 @@ def _run_data(
     pictured = np.array(
         list(dict.fromkeys([*first, *errors.tolist()]))[:PICTURES], dtype=np.int64
     )
-    if (
-        decider.fitted is not None
-    ):  # softmax(bias - weight |log p|^power), whatever the calibrator
-        weight, bias = (
-            np.asarray(values, dtype=np.float64).tolist()
-            for values in decider.fitted.as_affine()
-        )
+    calibrator = decider.model.calibrator
+    if calibrator is not None:
+        # softmax(bias - weight |log p|^power), whatever the calibrator
+        weight, bias = calibrator.as_affine()
+        prior = calibrator.prior
         calibration = {
-            "words": f"{decider.fitted.name}: {decider.fitted.short}",
-            "weight": weight,
-            "bias": bias,
+            "words": f"{calibrator.name}: {calibrator.short}",
+            "weight": np.asarray(weight, dtype=np.float64).tolist(),
+            "bias": np.asarray(bias, dtype=np.float64).tolist(),
+            "power": calibrator.power,
+            "prior": None if prior is None else np.asarray(prior).tolist(),
         }
-        calibration["power"] = decider.fitted.power
-        calibration["prior"] = (
-            None
-            if decider.fitted.prior is None
-            else np.asarray(decider.fitted.prior).tolist()
-        )
     return {
         "name": run.name,
         "samples": len(targets),
@@ -307,12 +301,14 @@ def _run_data(
         "calibration": calibration,
         "carried_prior": (
             None
-            if decider.effective_prior is None
-            else decider.effective_prior.tolist()
+            if decider.model.effective_prior is None
+            else decider.model.effective_prior.tolist()
         ),
-        "decided_for": decider.decided_for + decider.left_open(run.predictions),
+        "decided_for": decider.model.decided_for + left_open(decider, run.predictions),
         "target_prior": (
-            None if decider.target_prior is None else decider.target_prior.tolist()
+            None
+            if decider.model.target_prior is None
+            else decider.model.target_prior.tolist()
         ),
         "made": json.loads(
             json.dumps(run.made), parse_constant=str

@@ -44,7 +44,7 @@ class ReportRun:
     @cached_property
     def _labelled(self) -> tuple[Scores, Indices]:
         try:
-            return self.decider.read_labelled(self.predictions, None)
+            return self.decider.model.read_labelled(self.predictions, None)
         except InputError as error:
             raise InputError(f"{self.name}: {error}") from None
 

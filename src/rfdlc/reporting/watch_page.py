@@ -33,7 +33,7 @@ def write_page(watched: Watch, out: Path, source: str) -> None:
     lead = [
         f"{len(decisions):,} decisions of {source}",
         f"decider {watched.log.version}",
-        decider.decided_for,
+        decider.model.decided_for,
     ]
     if decisions.times is not None:
         lead.insert(

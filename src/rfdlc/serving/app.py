@@ -273,7 +273,7 @@ class Service:
             # types and shapes were checked: what remains is overflow, or nothing left
             # to decide from
         ):
-            prior = self.backend.decider.target_prior
+            prior = self.backend.decider.model.target_prior
             absent = "" if prior is None or prior.all() else NOTHING_LEFT
             raise HTTPException(422, TOO_LARGE + absent) from None
         finally:

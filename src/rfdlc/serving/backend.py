@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decisions.decider import Decider, chosen_decider
-from rfdlc.decisions.unfamiliar import flags
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.monitoring.feedback import revised
@@ -166,12 +165,13 @@ def open_backend(
             else nullcontext()
         ):
             predictions = model.predict(samples)
-        probabilities = np.asarray(chosen.probabilities(predictions))
-        strange = (
-            None if chosen.unfamiliar is None else flags(chosen, predictions.scores)
-        )
+        probabilities = chosen.model(predictions)
+        p = probabilities.array()
+        strange = None
+        if chosen.deferral.unfamiliar is not None:
+            strange = chosen.deferral.flags(probabilities, p)
         return (
-            probabilities,
+            p,
             mutual_information(particle_probabilities(predictions.scores.values, True)),
             strange,
         )

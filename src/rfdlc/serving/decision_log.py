@@ -402,7 +402,7 @@ class DecisionLog:
         columns |= {
             name: p[:, c] for c, name in enumerate(decider.utility.classes.names)
         }
-        prior = decider.decided_prior
+        prior = decider.model.decided_prior
         known = {
             "rfdlc_decider": version,
             "rfdlc_prior": json.dumps(None if prior is None else prior.tolist()),

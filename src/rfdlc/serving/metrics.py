@@ -139,7 +139,7 @@ class Metrics:
         """Another decider is served from now on."""
         if self._deferred:
             self._flush()
-        carried = decider.decided_prior
+        carried = decider.model.decided_prior
         self._carried = None if carried is None else np.maximum(carried, 1e-12)
         self.prior = (
             np.full(len(self.classes), 1 / len(self.classes))

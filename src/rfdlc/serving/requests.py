@@ -137,7 +137,7 @@ class Reader:
         self.served, self.limits, self.weights = (
             backend.inputs,
             limits,
-            backend.decider.weights,
+            backend.decider.model.weights,
         )
         self.classes, shape, most = (
             backend.decider.utility.classes,

@@ -31,7 +31,7 @@ NAMED_BROKEN = re.compile(
 )  # a note in JSON
 DECIDES = (
     "It takes the actions of highest expected utility, {decider.utility!r}, and"
-    " {decider.decided_for}."
+    " {decider.model.decided_for}."
 )
 CARD = f"""---
 library_name: rfdlc

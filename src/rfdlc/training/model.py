@@ -128,8 +128,10 @@ class Model:
         if found is not None and self.identity:
             weights = str(run.path / MODEL)
             fix = "restore the file that belongs to the weights, or train the run again"
-            check_same_model(str(saved), found.model, weights, self.identity, fix)
-            found = found.replace(model=self.identity)
+            check_same_model(
+                str(saved), found.model.source, weights, self.identity, fix
+            )
+            found = found.replace(source=self.identity)
         self.decider = found or new_decider(run.method_name, run.config, run.classes)
         done = (
             run.path / "model.safetensors"
@@ -225,9 +227,9 @@ class Model:
     def _save(self, folder: Path, name: str) -> Path:
         hub.copy_model(self.path, folder)
         fix = "save a decider that was fitted to this model"
-        own = self.decider.model or self.identity
+        own = self.decider.model.source or self.identity
         check_same_model("the decider", own, "the model", self.identity, fix)
-        self.decider.replace(model=self.identity).save(folder / "decider.json")
+        self.decider.replace(source=self.identity).save(folder / "decider.json")
         card = folder / "README.md"
         if not card.exists():
             card.write_text(

@@ -343,8 +343,9 @@ class Run:
         checksum = _checksum(plain_tensors(tensors))
         name = model_name(checksum, self.classes.names, self.configuration)
         if (self.path / DECIDER).exists():
-            text = json.dumps(self.read_json(DECIDER) | {"model": name})
-            self.write(DECIDER, f"{text}\n".encode())
+            table = self.read_json(DECIDER)
+            table["model"]["source"] = name
+            self.write(DECIDER, f"{json.dumps(table)}\n".encode())
         if (self.path / HELD_OUT).exists():
             self.write(HELD_OUT, Predictions.load(self.path / HELD_OUT).of(name).save)
         self.write(MODEL, self.bound(tensors))

@@ -438,11 +438,11 @@ def _calibrate(
     decider = new_decider(run.method_name, run.config, run.classes).replace(
         weights=weights
     )
-    if decider.calibration is not None:
+    if decider.model.calibration is not None:
         # Classes that count alike cure scores that lean to the head. A warm refit does
         # so, too, and needs less noise.
         warm = run.config.refit and run.config.warm_refit
-        even = is_uniform(decider.target_prior) and not warm
+        even = is_uniform(decider.model.target_prior) and not warm
         decider = decider.fit(predictions, balanced=even)
     run.write("decider.json", decider.save)
     run.write("held-out.npz", predictions.save)
@@ -573,7 +573,7 @@ def _plan(stack: Stack, waiting: int) -> dict[str, str]:
         ),
         "settings": f"preset {run.config.preset}{OTHERS.get(run.config.preset, '')}",
         "device": f"{model.device}, {counted(torch.get_num_threads(), 'CPU thread')}",
-        "decisions": model.decider.decided_for.removeprefix("decided "),
+        "decisions": model.decider.model.decided_for.removeprefix("decided "),
     }
 
 
