@@ -54,7 +54,7 @@ import numpy as np
 
 import rfdlc
 from recording import RESULTS, append, commit, hardware, versions
-from rfdlc.evaluation.metrics import bin_of
+from rfdlc.evaluation.bins import bin_of
 from rfdlc.probabilities.calibrators import CALIBRATORS
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.training._stacking import OWN

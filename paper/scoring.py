@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from rfdlc import Classes, Decider, Predictions, Utility
 from rfdlc.decisions.rules import largest
-from rfdlc.evaluation import metrics
+from rfdlc.evaluation import bins, metrics
 from rfdlc.evaluation.evaluate import entries
 from rfdlc.evaluation.metrics import METRICS
 from rfdlc.evaluation.outcomes import Outcomes
@@ -355,7 +355,7 @@ def _curves(split: str, decision: str, y: Indices, p: Floats) -> Iterator[Point]
     of the samples.
     """
     confidence, right = p.max(1).astype(np.float64), largest(p) == y
-    place = metrics.bin_of(confidence)
+    place = bins.bin_of(confidence)
     for k in np.unique(place):
         inside = place == k
         share = float(inside.mean())

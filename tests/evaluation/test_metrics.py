@@ -12,10 +12,10 @@ from scipy.special import softmax
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 from rfdlc.cli.train import metrics_table
-from rfdlc.evaluation import metrics
+from rfdlc.evaluation import bins, metrics
 from rfdlc.evaluation.metrics import METRICS
 from rfdlc.evaluation.outcomes import Outcomes
-from rfdlc.probabilities import uncertainty
+from rfdlc.probabilities import scores, uncertainty
 from rfdlc.statistics import ranking
 from rfdlc.statistics.intervals import calibration_gap
 
@@ -80,7 +80,7 @@ def error_auc(correct, confidence):
 
 
 def ece(confidence, right):
-    return calibration_gap(confidence, right, metrics.bin_of(confidence)).value
+    return calibration_gap(confidence, right, bins.bin_of(confidence)).value
 
 
 def average(values):
@@ -250,19 +250,19 @@ def test_calibration_errors(name):
     brier = [((p[i] - onehot[i]) ** 2).sum() for i in range(len(y))]
     assert same(value("brier", y, p.argmax(axis=1), p, classes), average(brier))
     assert same(
-        metrics.nll(p[np.arange(len(y)), y]).mean(),
+        scores.nll(p[np.arange(len(y)), y]).mean(),
         average([-math.log(max(p[i, y[i]], 1e-12)) for i in range(len(y))]),
     )
     if len(set(y)) > 1 and p.min() > 0:
         assert same(
-            metrics.nll(p[np.arange(len(y)), y]).mean(),
+            scores.nll(p[np.arange(len(y)), y]).mean(),
             reference.log_loss(y, p, labels=range(len(classes))),
         )
 
 
 @pytest.mark.parametrize("edge", np.linspace(0, 1, 16))
 def test_a_confidence_on_an_edge_belongs_to_the_bin_below(edge):
-    assert metrics.bin_of(np.array([edge]))[0] == max(0, round(edge * 15) - 1)
+    assert bins.bin_of(np.array([edge]))[0] == max(0, round(edge * 15) - 1)
 
 
 @pytest.mark.parametrize("edge", range(1, 15))
@@ -277,9 +277,9 @@ def test_rounding_does_not_move_a_confidence_to_the_bin_above(edge):
         np.nextafter(share, 1),
         1 - (15 - edge) / 15,
     ]
-    assert {*metrics.bin_of(np.array([share, *means, *sums])).tolist()} == {edge - 1}
-    assert metrics.bin_of(np.array([share], dtype=np.float32)).tolist() == [edge - 1]
-    assert metrics.bin_of(np.array([share + 1e-5])).tolist() == [edge]
+    assert {*bins.bin_of(np.array([share, *means, *sums])).tolist()} == {edge - 1}
+    assert bins.bin_of(np.array([share], dtype=np.float32)).tolist() == [edge - 1]
+    assert bins.bin_of(np.array([share + 1e-5])).tolist() == [edge]
 
 
 def test_the_calibration_error_of_probabilities_at_edges_does_not_depend_on_rounding():
@@ -395,9 +395,9 @@ class TestEvaluate:
             ),
             "ece": ece(confidence, right),
             "ece_paper": metrics.ece_paper(uncertainty.entropy(p), right),
-            "classwise_ece": np.abs(metrics.classwise_gaps(p, y)).sum() / 5000 / 3,
+            "classwise_ece": np.abs(bins.classwise_gaps(p, y)).sum() / 5000 / 3,
             "brier": ((p - np.eye(3)[y]) ** 2).sum(axis=1).mean(),
-            "nll": metrics.nll(p[np.arange(5000), y]).mean(),
+            "nll": scores.nll(p[np.arange(5000), y]).mean(),
         }
         for name, number in expected.items():
             assert getattr(result, name) == pytest.approx(number, abs=1e-9), name

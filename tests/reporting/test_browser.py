@@ -15,7 +15,7 @@ import pytest
 
 import rfdlc
 from rfdlc import Decider, Predictions, Utility
-from rfdlc.evaluation.metrics import bin_of
+from rfdlc.evaluation.bins import bin_of
 from rfdlc.probabilities.calibrators import Temperature
 from rfdlc.reporting.report import STEP, quantise
 from rfdlc.reporting.runs import ReportRun, as_runs

@@ -16,8 +16,8 @@ from scipy.special import softmax
 from sklearn.metrics import balanced_accuracy_score
 
 from rfdlc import Classes, Decider, Predictions, Utility, compare, evaluate
-from rfdlc.evaluation import metrics
 from rfdlc.evaluation.outcomes import cross_fitted, observe
+from rfdlc.probabilities import scores
 from rfdlc.statistics import ranking
 from rfdlc.statistics.intervals import (
     STRICT,
@@ -414,7 +414,7 @@ def test_cross_fitted_outcomes_are_those_of_fits_without_the_sample():
     )
     assert (outcomes.targets == y).all()
     assert outcomes.probabilities.shape == p.shape
-    assert metrics.nll(outcomes.probabilities[np.arange(400), y]) == pytest.approx(
+    assert scores.nll(outcomes.probabilities[np.arange(400), y]) == pytest.approx(
         outcomes.nll
     )
     assert (

@@ -34,11 +34,10 @@ from rfdlc.estimators.utility_classifier import (
     DecidingMixin,
     as_sample_weight,
 )
-from rfdlc.evaluation.metrics import nll
 from rfdlc.probabilities import uncertainty
 from rfdlc.probabilities.classes import Classes, as_classes
 from rfdlc.probabilities.priors import PriorLike, is_uniform
-from rfdlc.probabilities.scores import Floats
+from rfdlc.probabilities.scores import Floats, nll
 from rfdlc.progress import shown
 
 try:

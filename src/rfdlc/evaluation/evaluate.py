@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import choose, expect, listing
+from rfdlc.evaluation.bins import classwise_gaps
 from rfdlc.evaluation.metrics import (
     METRICS,
     Metric,
-    classwise_gaps,
     measure,
     of_class,
     worth_in_words,

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.utility import Utility
+from rfdlc.evaluation.bins import ECE_BINS, bin_of
 from rfdlc.evaluation.evaluate import Evaluation
-from rfdlc.evaluation.metrics import ECE_BINS, HEAD_FRACTIONS, METRICS, bin_of
+from rfdlc.evaluation.metrics import HEAD_FRACTIONS, METRICS
 from rfdlc.evaluation.outcomes import Outcomes
 from rfdlc.probabilities.classes import Classes
 from rfdlc.statistics.intervals import NAN, Interval, Z, wilson

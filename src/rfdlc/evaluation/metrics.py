@@ -7,15 +7,17 @@ class (abstained). A metric of no samples is NaN.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decisions.budgets import budget_curve
 from rfdlc.errors import choose, expect
+from rfdlc.evaluation.bins import bin_of
+from rfdlc.evaluation.outcomes import Outcomes
 from rfdlc.probabilities.classes import Indices
-from rfdlc.probabilities.scores import PROBABILITY_FLOOR, Floats
+from rfdlc.probabilities.scores import Floats
 from rfdlc.progress import track
 from rfdlc.statistics import intervals
 from rfdlc.statistics.intervals import (
@@ -30,12 +32,8 @@ from rfdlc.statistics.intervals import (
 )
 from rfdlc.statistics.ranking import risk_area, roc_area
 
-if TYPE_CHECKING:
-    from rfdlc.evaluation.outcomes import Outcomes
-
 BUDGETS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 HEAD_FRACTIONS = (0.25, 0.5, 0.75)
-ECE_BINS, PRECISION = 15, 1e-6  # of probabilities in 32 bits
 RESIDUE = 1e-14  # what rounding leaves of 0
 RESERVED = (  # attributes of Evaluation
     "samples",
@@ -91,7 +89,7 @@ class Metric:
 
     name: str
     label: str
-    function: Callable[["Outcomes"], Any]
+    function: Callable[[Outcomes], Any]
     direction: str = "higher"
     unit: str = ""
     parent: str | None = None
@@ -104,7 +102,7 @@ class Metric:
         shown = 0.0 if abs(value) < RESIDUE else value
         return f"{shown:.2%}" if self.unit == "%" else readable(shown)
 
-    def _parts(self, outcomes: "Outcomes") -> dict[Any, Any]:
+    def _parts(self, outcomes: Outcomes) -> dict[Any, Any]:
         """Numbers and estimates by part, under None where the metric has no parts."""
         found = self.function(outcomes)
         parts = found if isinstance(found, Mapping) else {None: found}
@@ -128,7 +126,7 @@ class Metric:
         )
         return mean(values) if values.ndim else float(values)
 
-    def measure(self, outcomes: "Outcomes") -> Any:
+    def measure(self, outcomes: Outcomes) -> Any:
         """The metric of some samples: a number, or a dict of numbers."""
         numbers = {
             key: float(getattr(part, "value", part))
@@ -137,7 +135,7 @@ class Metric:
         return numbers.get(None, numbers)
 
     def estimates(
-        self, outcomes: "Outcomes", times: int = 0, seed: int = 0
+        self, outcomes: Outcomes, times: int = 0, seed: int = 0
     ) -> dict[str, Estimate]:
         """Estimates by name as in `Evaluation.flat`; numbers are resampled within
         classes, or by whole groups.
@@ -189,7 +187,7 @@ def register_metric(metric: Metric) -> Metric:
     return metric
 
 
-def measure(outcomes: "Outcomes") -> dict[str, Any]:
+def measure(outcomes: Outcomes) -> dict[str, Any]:
     """Every registered metric, by name."""
     return {name: metric.measure(outcomes) for name, metric in METRICS.items()}
 
@@ -212,7 +210,7 @@ def worth_in_words(costs: bool, *ends: float) -> str:
 
 
 def false_heads(
-    o: "Outcomes", head_fractions: Sequence[float] = HEAD_FRACTIONS
+    o: Outcomes, head_fractions: Sequence[float] = HEAD_FRACTIONS
 ) -> dict[float, Array]:
     """Per head fraction, 1 for a tail sample decided as head, 0 for any other tail
     sample, NaN for a head sample.
@@ -230,17 +228,6 @@ def false_heads(
         f: np.where(head[o.targets], NAN, (o.decided >= 0) & head[o.decided])
         for f, head in heads.items()
     }
-
-
-def bin_of(confidence: Floats, precision: float = PRECISION) -> Indices:
-    """The bin of the calibration error: equal widths, (lower, upper]; 0 belongs to the
-    first.
-
-    What is above an edge by rounding alone, a share of `precision`, is on it: 3 * 0.2
-    is in the bin of 0.6.
-    """
-    scaled = np.ceil(confidence * np.float64(ECE_BINS * (1 - precision)))
-    return np.clip(scaled, 1, ECE_BINS).astype(np.intp) - 1
 
 
 def ece_paper(entropy: Floats, correct: Mask, bins: int = 10) -> float:
@@ -261,26 +248,8 @@ def ece_paper(entropy: Floats, correct: Mask, bins: int = 10) -> float:
     return float(total / len(confidence)) if len(confidence) else NAN
 
 
-def classwise_gaps(probabilities: Floats, targets: Indices) -> Array:
-    """Per class and bin (C, bins) the sum over samples of 1{y = c} - p(c): sums over
-    chunks of the data add up.
-    """
-    classes = probabilities.shape[1]
-    place = bin_of(probabilities) + np.arange(classes) * ECE_BINS
-    gaps: Array = -np.bincount(
-        place.ravel(), probabilities.ravel(), classes * ECE_BINS
-    ).astype(np.float64)
-    np.add.at(gaps, place[np.arange(len(targets)), targets], 1)
-    return gaps.reshape(classes, ECE_BINS)
-
-
-def nll(true_probability: Floats) -> NDArray[Any]:
-    """-log p(y) per sample (N,), finite where p(y) is 0."""
-    return -np.log(np.maximum(true_probability, PROBABILITY_FLOOR))
-
-
 def regions(
-    o: "Outcomes", kind: str, of: Indices | None = None
+    o: Outcomes, kind: str, of: Indices | None = None
 ) -> Iterator[tuple[str, Mask]]:
     """Regions that have classes, and the samples whose class (`of`, or the true one) is
     in each.
@@ -292,11 +261,11 @@ def regions(
             yield name, np.isin(o.targets if of is None else of, members)
 
 
-def _by_region(o: "Outcomes", values: Any, kind: str = "thirds") -> dict[str, Any]:
+def _by_region(o: Outcomes, values: Any, kind: str = "thirds") -> dict[str, Any]:
     return {name: np.where(rows, values, NAN) for name, rows in regions(o, kind)}
 
 
-def _ece(o: "Outcomes", rows: Any = True, debiased: bool = False) -> Estimate:
+def _ece(o: Outcomes, rows: Any = True, debiased: bool = False) -> Estimate:
     rows = np.broadcast_to(rows, len(o))
     found = intervals.calibration_gap(
         o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased
@@ -308,7 +277,7 @@ def _ece(o: "Outcomes", rows: Any = True, debiased: bool = False) -> Estimate:
     )
 
 
-def _kept(o: "Outcomes", area: Callable[[Mask, Floats], Estimate]) -> Estimate:
+def _kept(o: Outcomes, area: Callable[[Mask, Floats], Estimate]) -> Estimate:
     """An area of the samples that were decided for a class."""
     kept = o.decided >= 0
     found, influence = area(o.correct[kept], o.certainty[kept]), np.zeros(len(o))
@@ -322,7 +291,7 @@ def _kept(o: "Outcomes", area: Callable[[Mask, Floats], Estimate]) -> Estimate:
     )
 
 
-def _ranked(o: "Outcomes", found: Estimate, *sides: Mask) -> Estimate:
+def _ranked(o: Outcomes, found: Estimate, *sides: Mask) -> Estimate:
     """Without an interval where samples of one side come from few groups."""
     groups = o.sample_groups
     few = (
@@ -333,7 +302,7 @@ def _ranked(o: "Outcomes", found: Estimate, *sides: Mask) -> Estimate:
     return Estimate(found.value) if few else found
 
 
-def _macro_f1(o: "Outcomes") -> Estimate:
+def _macro_f1(o: Outcomes) -> Estimate:
     """Of the samples that are of a class or decided as it, the share s is both: its F1
     is 2s / (1 + s).
     """
@@ -345,7 +314,7 @@ def _macro_f1(o: "Outcomes") -> Estimate:
     )
 
 
-def _false_head_rate(o: "Outcomes") -> Estimate:
+def _false_head_rate(o: Outcomes) -> Estimate:
     """The mean of the rates that are defined: with two classes, the first 75% are both
     and leave no tail.
     """
@@ -356,7 +325,7 @@ def _false_head_rate(o: "Outcomes") -> Estimate:
 
 
 def _worth(
-    o: "Outcomes",
+    o: Outcomes,
     values: NDArray[Any],
     offset: Any,
     sign: int = 1,
@@ -374,13 +343,13 @@ def _worth(
     return mean(np.where(rows, values, NAN), (ends[0], ends[1]), **more)
 
 
-def _gap(o: "Outcomes", rows: Any = True, **more: Any) -> Estimate:
+def _gap(o: Outcomes, rows: Any = True, **more: Any) -> Estimate:
     """Promised minus realised utility."""
     promised = float((o.realised + o.gap)[rows].mean()) if np.any(rows) else 0.0
     return _worth(o, o.gap, promised, -1, rows, **more)
 
 
-def _gap_by_action(o: "Outcomes") -> dict[str, Estimate]:
+def _gap_by_action(o: Outcomes) -> dict[str, Estimate]:
     """A sample that another model decides otherwise leaves the group, which counts
     about half.
     """
@@ -390,7 +359,7 @@ def _gap_by_action(o: "Outcomes") -> dict[str, Estimate]:
     }
 
 
-def _group_rates(o: "Outcomes") -> dict[str, Any]:
+def _group_rates(o: Outcomes) -> dict[str, Any]:
     pairs = {
         f"{true} as {end}": (o.classes.members(true), o.utility.deciding(end))
         for true, end in o.groups
@@ -401,7 +370,7 @@ def _group_rates(o: "Outcomes") -> dict[str, Any]:
     }
 
 
-def of_class(o: "Outcomes", c: int) -> dict[str, Estimate]:
+def of_class(o: Outcomes, c: int) -> dict[str, Estimate]:
     """Estimates of class c against all others, with intervals about the groups that
     have such samples.
     """
@@ -426,7 +395,7 @@ def of_class(o: "Outcomes", c: int) -> dict[str, Estimate]:
     return found | {"predicted_share": Estimate(float(p.mean(dtype=np.float64)))}
 
 
-def _set_coverage(o: "Outcomes") -> dict[str, Any]:
+def _set_coverage(o: Outcomes) -> dict[str, Any]:
     if o.covered is None:
         return {}
     macro, worst = (
@@ -436,7 +405,7 @@ def _set_coverage(o: "Outcomes") -> dict[str, Any]:
     return {"marginal": o.covered, "macro": macro, "worst": worst}
 
 
-def _set_utility(o: "Outcomes") -> dict[str, Any]:
+def _set_utility(o: Outcomes) -> dict[str, Any]:
     if o.set_value is None:
         return {}
     ends = float(o.utility.matrix.min()), float(o.utility.matrix.max())
@@ -446,7 +415,7 @@ def _set_utility(o: "Outcomes") -> dict[str, Any]:
     }
 
 
-def _coverage_by_class(o: "Outcomes") -> dict[str, Any]:
+def _coverage_by_class(o: Outcomes) -> dict[str, Any]:
     if o.covered is None:
         return {}
     return {
@@ -455,7 +424,7 @@ def _coverage_by_class(o: "Outcomes") -> dict[str, Any]:
     }
 
 
-def _by_budget(o: "Outcomes") -> dict[float, Any]:
+def _by_budget(o: Outcomes) -> dict[float, Any]:
     """Utility if at most a share is handed over; empty if no action hands over."""
     handing = o.utility.decided_class < 0
     if not handing.any() or handing.all():

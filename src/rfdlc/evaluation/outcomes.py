@@ -12,10 +12,10 @@ from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.sets import SetUtility
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError
-from rfdlc.evaluation import metrics
+from rfdlc.evaluation.bins import classwise_gaps
 from rfdlc.probabilities import uncertainty
 from rfdlc.probabilities.classes import Classes, Indices
-from rfdlc.probabilities.scores import Floats, Scores
+from rfdlc.probabilities.scores import Floats, Scores, nll
 
 PROBABILITY_COLUMNS = (
     "likeliest",
@@ -113,8 +113,8 @@ class Outcomes:
                 "expected": np.einsum("nc,nc->n", p, utility.matrix.T[actions]),
                 "entropy": uncertainty.entropy(p),
                 "brier": np.einsum("nc,nc->n", p, p) - 2 * true + 1,
-                "nll": metrics.nll(true),
-                "gaps": metrics.classwise_gaps(p, targets),
+                "nll": nll(true),
+                "gaps": classwise_gaps(p, targets),
             }
         return cls(
             utility, targets, actions, decided, **columns, load_probabilities=lambda: p

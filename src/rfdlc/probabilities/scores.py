@@ -417,6 +417,11 @@ def safe_log(scores: Floats, logits: bool = False) -> Floats:
     return clipped if logits else np.log(clipped)
 
 
+def nll(true_probability: Floats) -> Floats:
+    """-log p(y) per sample (N,), finite where p(y) is 0."""
+    return -np.log(np.maximum(true_probability, PROBABILITY_FLOOR))
+
+
 def softmax(scores: Floats) -> Floats:
     """Along the last axis; the argument is not changed."""
     exponent = scores - scores.max(axis=-1, keepdims=True)

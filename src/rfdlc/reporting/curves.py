@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rfdlc.decisions.budgets import budget_curve
 from rfdlc.decisions.sets import PredictionSets
 from rfdlc.decisions.utility import Utility
-from rfdlc.evaluation import metrics
+from rfdlc.evaluation import bins, metrics
 from rfdlc.evaluation.outcomes import Outcomes
 from rfdlc.probabilities import uncertainty
 from rfdlc.probabilities.classes import Indices
@@ -131,7 +131,7 @@ def reliability(run: ReportRun) -> dict[str, list[dict[str, float]]]:
         **dict(metrics.regions(o, "thirds", o.likeliest)),
     }
     for name, mask in masks.items():
-        place = metrics.bin_of(o.confidence[mask])
+        place = bins.bin_of(o.confidence[mask])
         count, total, hits = (
             np.bincount(place, weights=w)
             for w in (None, o.confidence[mask], o.right[mask])

@@ -26,10 +26,10 @@ from rfdlc.data.augment import AUGMENTATIONS
 from rfdlc.data.load import all_options
 from rfdlc.data.loader import SAMPLINGS
 from rfdlc.data.readers.image_lists import plain_name
-from rfdlc.decisions.decider import COMBINATIONS
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.imports import choose_registered
 from rfdlc.probabilities.calibrators import CALIBRATORS
+from rfdlc.probabilities.model import COMBINATIONS
 from rfdlc.training.distributed import PARALLEL
 from rfdlc.training.losses.terms import REPULSIONS, WEIGHT_FORMS
 from rfdlc.training.networks.backbones import BACKBONES
