@@ -140,7 +140,7 @@ def test_every_command_knows_what_a_module_registers(run, folder):
         str(folder / "own_module.py")
     ]
     assert (
-        json.loads(Path("run/decider.json").read_text())["fitted"]["name"]
+        json.loads(Path("run/decider.json").read_text())["model"]["calibrator"]["name"]
         == "own-calibrator"
     )
     decided = rfdlc.Decider.load("run").decide(rfdlc.Predictions.load("run"))

@@ -656,9 +656,8 @@ def test_a_calibration_that_does_not_fit_is_refused(tmp_path, change, message):
         .fit([[0.5, 0.3, 0.2]], [0])
         .to_dict()
     )
-    (tmp_path / "d.json").write_text(
-        json.dumps(table | {"fitted": table["fitted"] | change})
-    )
+    table["model"]["calibrator"] |= change
+    (tmp_path / "d.json").write_text(json.dumps(table))
     with pytest.raises(InputError, match=message):
         Decider.load(tmp_path / "d.json")
 

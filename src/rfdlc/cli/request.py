@@ -616,7 +616,9 @@ class Request(UtilityRequest):
             expect(len(given) in (0, count), once)
             each = [replace(self, calibrate=given[i : i + 1]) for i in range(count)]
         else:
-            own = [run is not None and run.fitted is not None for run in saved]
+            own = [
+                run is not None and run.model.calibrator is not None for run in saved
+            ]
             fix = (
                 "all inputs have a calibration of their own: leave it out, or give it"
                 " once per input"

@@ -76,10 +76,9 @@ def read_log(
                 f" or RUN; {made}"
             )
         predictions = Predictions.load(place, given.utility.classes, logits=logits)
-        changes = any(
-            part is not None
-            for part in (given.fitted, given.train_prior, given.target_prior)
-        )
+        model = given.model
+        parts = (model.calibrator, model.train_prior, model.target_prior)
+        changes = any(part is not None for part in parts)
         twice = (
             "these probabilities are calibrated and corrected already, and the decider"
             " would do so again"

@@ -354,7 +354,7 @@ class Table:
         if model.identity:
             self.said += f"{BY_MODEL}{model.identity}"
         plain = dict.fromkeys(
-            ("fitted", "train_prior", "target_prior", "sets", "budget")
+            ("calibrator", "train_prior", "target_prior", "sets", "budget")
         )
         self.written = decider.replace(**plain) if raw else decider
         matrix = (

@@ -297,7 +297,7 @@ def _run_data(
             row: _encode(image)
             for row, image in highlighted(run, worst, images).items()
         },
-        "decider": decider.to_dict() | {"utility": None, "joint": None, "fitted": None},
+        "decider": _as_it_decides(decider),
         "calibration": calibration,
         "carried_prior": (
             None
@@ -373,6 +373,14 @@ def filled(name: str, parts: Mapping[str, str]) -> str:
     """
     page = asset(name).replace("{{head}}", asset("head.html"))
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
+
+
+def _as_it_decides(decider: Decider) -> dict[str, Any]:
+    """The table of a decider without what the page has elsewhere, or cannot use."""
+    table = decider.to_dict()
+    table["utility"] = None
+    table["model"] |= {"calibrator": None, "joint": None}
+    return table
 
 
 def asset(name: str) -> str:

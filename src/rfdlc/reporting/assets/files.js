@@ -38,15 +38,18 @@ function deciderJson(workbench, index) {
   return JSON.stringify({
     ...run.decider,
     rule: "expected-utility",
-    fitted: {
-      name: "matrix-scaling",
-      weight: divided(fitted.weight, temperature),
-      bias: divided(fitted.bias, temperature),
-      prior: fitted.prior,
-      power: fitted.power,
+    model: {
+      ...run.decider.model,
+      calibrator: {
+        name: "matrix-scaling",
+        weight: divided(fitted.weight, temperature),
+        bias: divided(fitted.bias, temperature),
+        prior: fitted.prior,
+        power: fitted.power,
+      },
+      train_prior: run.decider.model.train_prior ?? carried,
+      target_prior: carried ? target : null,
     },
-    train_prior: run.decider.train_prior ?? carried,
-    target_prior: carried ? target : null,
     utility: {
       classes: { names: problem.names, counts: problem.counts, groups: groupNames(problem) },
       actions: allowed.map((a) => problem.actions[a]),

@@ -24,7 +24,7 @@ function lead(data, run) {
     run.decider.rule === "argmax"
       ? "the most probable class"
       : "the highest expected utility";
-  const mean = run.decider.combine === "mean-logits" ? "mean logits" : "mean probabilities";
+  const mean = run.decider.model.combine === "mean-logits" ? "mean logits" : "mean probabilities";
   const source = run.particles > 1 ? `the ${mean} of ${run.particles} particles` : "the probabilities of the model";
   const calibrated =
     run.calibration === null ? "not calibrated" : `calibrated (${run.calibration.words})`;
@@ -143,13 +143,16 @@ function drawMade(data, run) {
         : `${whole(run.size)} of ${whole(run.samples)} samples, drawn by class with seed ${made.seed}`,
     probabilities: "16 bits each, within 0.02 % of their value",
   };
+  const model = run.decider.model;
   const decider = {
     ...run.decider,
+    ...model,
     utility: undefined,
-    weights: run.decider.weights ?? "equal",
-    fitted: run.calibration?.words ?? "not calibrated",
-    train_prior: run.decider.train_prior ? "given" : "not given",
-    target_prior: run.decider.target_prior ? "given" : "none: the prior is not corrected",
+    model: undefined,
+    weights: model.weights ?? "equal",
+    calibrator: run.calibration?.words ?? "not calibrated",
+    train_prior: model.train_prior ? "given" : "not given",
+    target_prior: model.target_prior ? "given" : "none: the prior is not corrected",
   };
   const parts = {
     Report: report,
