@@ -12,6 +12,7 @@ from rfdlc import Classes, Decider, Predictions, Utility
 from rfdlc.monitoring.designs import Labels, sampled
 from rfdlc.monitoring.feedback import check_outcomes
 from rfdlc.monitoring.monitor import Decided, Reference
+from rfdlc.reporting.watch_page import write_page
 from rfdlc.serving.backend import Answer
 from rfdlc.serving.decision_log import DecisionLog
 
@@ -196,10 +197,10 @@ def test_what_label_shift_does_not_explain_is_not_trusted(place):
     watched = rfdlc.watch(
         place / "blurred.npz",
         place / "held.npz",
-        out,
         decider=place / "decider.json",
         window=500,
     )
+    write_page(watched, out, "blurred.npz")
     assert not watched.monitor.trusted
     assert len(watched.windows) == 4
     assert watched.verdict[0].startswith(

@@ -76,16 +76,18 @@ def watch(
         and not (source / "deciders").is_dir()
     ):
         own = reference
+    from rfdlc.reporting.watch_page import write_page
+
     found = rfdlc.watch(
         source,
         reference,
-        out,
         decider=own,
         window=window,
         per_month=per_month,
         logits=logits,
         labelled=labelled,
     )
+    write_page(found, out, str(source))
     output(
         json,
         found.to_dict() | {"out": str(out)},

@@ -401,7 +401,6 @@ class Watch:
 def watch(
     source: str | Path,
     reference: Any,
-    out: str | Path | None = None,
     *,
     decider: str | Path | Decider | None = None,
     window: str | int | None = None,
@@ -423,8 +422,6 @@ def watch(
         order in which they came.
     reference : path or Predictions
         Held-out predictions with targets: a file, or a run folder.
-    out : path, optional
-        Write a page of HTML.
     decider : path or Decider, optional
         Of predictions; or which decider of a log, by default its last.
     window : int or str, optional
@@ -442,7 +439,8 @@ def watch(
     Returns
     -------
     Watch
-        With `verdict`, `windows`, `alarms`, `seen`, `unseen` and `to_dict()`.
+        With `verdict`, `windows`, `alarms`, `seen`, `unseen` and `to_dict()`;
+        `rfdlc.reporting.watch_page.write_page` makes a page of it.
     """
     log = read_log(source, decider, logits)
     held = reference
@@ -484,12 +482,7 @@ def watch(
         [*longer, (len(decisions), whole.estimate)], known.prior
     )
     learned = _watch_labels(log, labelled, known, spans, per_month)
-    result = Watch(log, known, monitor, windows, whole, lengths, learned)
-    if out is not None:
-        from rfdlc.reporting.watch_page import write_page
-
-        write_page(result, Path(out), str(source))
-    return result
+    return Watch(log, known, monitor, windows, whole, lengths, learned)
 
 
 def _spans(
