@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,11 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastapi import Request
+from fastapi import HTTPException
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
 
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.feedback import (
@@ -42,8 +38,9 @@ from rfdlc.decide.scores import CORRECTED, KIND
 from rfdlc.errors import InputError, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.server.backend import MONTH, Answer
+from rfdlc.integrations.server.labels import Feedback, Ids, Labels, append
 from rfdlc.integrations.server.metrics import Metrics
-from rfdlc.integrations.server.requests import Refusal, require
+from rfdlc.integrations.server.requests import HEADERS, Refusal
 from rfdlc.integrations.watching import DECIDERS, LABELS
 
 LOGGER = logging.getLogger("rfdlc.serve")
@@ -59,12 +56,8 @@ MONITORED = (
     1_000,
     1_000_000,
 )  # of a file so many samples are tested at least, and so many probabilities at most
-LOGGED = ("time", "action", "expected_utility", "reason")
-MOST_LABELS, LONGEST, MOST_BYTES = 10_000, 200, 2**21
-FEEDBACK = (
-    f"expected ids and labels, two lists of the same length, up to {MOST_LABELS:,}, and"
-    " optionally propensity"
-)
+LOGGED = ("id", "time", "action", "expected_utility", "reason")
+MOST_EARLIER = RING  # labels of decisions of earlier processes, or out of the ring
 UNKNOWN = (
     "realised_utility",
     "interval",
@@ -72,27 +65,25 @@ UNKNOWN = (
     "utility_gap",
     "utility_gap_interval",
 )  # without labels
-KEPT = (
-    "labels of ids unknown to this process are kept: rfdlc watch and rfdlc recalibrate"
-    " match them with the log"
+EARLIER = (
+    "labels of earlier decisions are kept: rfdlc watch and rfdlc recalibrate match them"
+    " with the log"
 )
-
-
-class Feedback(BaseModel):
-    """Labels that came later, by the ids of answers; a propensity is the probability
-    with which it was reviewed.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    ids: list[str] = Field(min_length=1, max_length=MOST_LABELS)
-    labels: list[str] = Field(min_length=1, max_length=MOST_LABELS)
-    propensity: list[float] | None = Field(None, max_length=MOST_LABELS)
+NOT_KEPT = (
+    f"too many labels of earlier decisions came, over {MOST_EARLIER:,}: those after"
+    " were not kept; restart the server before you send them again"
+)
+CONFLICTING = "the first label of a decision counts: conflicting ones were left out"
+NOT_WRITTEN = (
+    "the labels could not be written to the log, and none of them counts: send them"
+    " again when its disk has space"
+)
 
 
 FEEDBACK_ROUTE: dict[str, Any] = {
     "responses": {
         status: {"model": Refusal}
-        for status in (400, 401, 404, 408, 411, 413, 415, 422)
+        for status in (400, 401, 404, 408, 411, 413, 415, 422, 429, 503)
     },
     "openapi_extra": {
         "requestBody": {
@@ -127,12 +118,12 @@ class DecisionLog:
             os.access(folder, os.W_OK),
             f"--log-decisions {folder}: cannot be written; choose another folder",
         )
-        self.folder, self.prefix, self.held_out = folder, secrets.token_hex(4), held_out
+        self.folder, self.ids, self.held_out = folder, Ids.of_log(folder), held_out
         self.monitor: Monitor | None = None
         self.per_month = per_month
         self.dropped = 0
         self._count, self._written, self._queued = 0, time.monotonic(), 0
-        self._answers: list[tuple[float, Answer]] = []
+        self._answers: list[tuple[float, list[str], Answer]] = []
         self._blocks: list[_Block] = []
         self._thread = ThreadPoolExecutor(1, "decision-log")
         self._of_version = np.zeros(RING, dtype=np.int32)  # 0: none
@@ -143,15 +134,22 @@ class DecisionLog:
         self._expected, self._propensity = np.zeros(RING), np.full(RING, np.nan)
         self._label = np.full(RING, -1, dtype=np.int32)
         self._versions: dict[str, int] = {}
+        self._writing = asyncio.Lock()  # labels are judged and written one by one
+        self._estimating = asyncio.Lock()
+        self._received = 0  # requests with labels
+        self._estimated = (0, "")  # of them, and the version of the decider
+        self._earlier = 0  # labels that the ring cannot hold
+        self._realised: Realised | None = None
 
     def add(self, answer: Answer) -> list[str]:
         """Log decisions that were made; their ids."""
         size = len(answer.probabilities)
         first, self._count = self._count, self._count + size
-        self._answers.append((time.time(), answer))
+        ids = self.ids.of(first, size)
+        self._answers.append((time.time(), ids, answer))
         if len(self._answers) >= GATHERED:
             self._gather()
-        return [f"{self.prefix}-{i}" for i in range(first, first + size)]
+        return ids
 
     def tend(self) -> None:
         """Write what has waited long enough; called once per second."""
@@ -168,127 +166,118 @@ class DecisionLog:
         self._thread.shutdown()
 
     async def answer(
-        self, request: Request, decider: Decider, metrics: Metrics, seconds: float
+        self, labels: Labels, decider: Decider, metrics: Metrics
     ) -> dict[str, Any]:
         """Keep the labels of a request: what decisions were worth, and what to do."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        require(
-            kind == "application/json", "expected content type application/json", 415
-        )
-        length = request.headers.get("content-length", "0")
-        fits = length.isdecimal() and len(length) < 20 and int(length) <= MOST_BYTES
-        require(
-            fits, f"the body is too large: expected at most {MOST_BYTES:,} bytes", 413
-        )
-        try:
-            async with asyncio.timeout(seconds):
-                body = await request.body()
-        except (TimeoutError, ClientDisconnect):
-            require(False, "the body was not complete: try again", 408)
-        found, lines = self.receive(body, decider)
-        realised = self.learn(found, decider)
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        await asyncio.wrap_future(
-            self._thread.submit(_append, self.folder / LABELS, text)
-        )
-        metrics.count_feedback(len(found), realised)
-        known = {
-            "matched": len(found),
-            "unknown": len(lines) - len(found),
-            "decider": decider_version(decider),
-        }
+        async with self._writing:
+            counts, kept = self._judge(labels)
+            text = b"".join(labels.lines[row] for row in np.flatnonzero(kept))
+            try:
+                await asyncio.wrap_future(
+                    self._thread.submit(append, self.folder / LABELS, text)
+                )
+            except OSError as error:
+                fields = {"error": type(error).__name__, "labels": int(kept.sum())}
+                LOGGER.error("labels were not kept", extra={"fields": fields})
+                raise HTTPException(503, NOT_WRITTEN, HEADERS[503]) from None
+            self._take(labels, kept)
+            self._earlier += counts["earlier"]
+        realised = await self._estimate(decider)
+        metrics.count_feedback(counts["matched"], realised)
         values: dict[str, Any] = (
             dict.fromkeys(UNKNOWN) if realised is None else realised.to_dict()
         )
-        said = advice(realised, metrics.moved)
+        said = [advice(realised, metrics.moved)]
+        if counts["earlier"]:
+            said.append(EARLIER)
+        if counts["not_kept"]:
+            said.append(NOT_KEPT)
+        if counts["conflicting"]:
+            said.append(CONFLICTING)
         return {
-            **known,
+            **counts,
+            "decider": decider_version(decider),
             **values,
-            "advice": f"{said}; {KEPT}" if known["unknown"] else said,
+            "advice": "; ".join(said),
         }
 
-    def receive(
-        self, body: bytes, decider: Decider
-    ) -> tuple[list[tuple[int, int, float]], list[dict[str, Any]]]:
-        """Checked labels: (place, class, propensity) of those that are known here, and
-        the lines to keep.
-        """
-        try:
-            given = Feedback.model_validate(from_json(body))
-        except (ValueError, ValidationError, RecursionError):
-            require(False, FEEDBACK)
-        chances = given.propensity or [np.nan] * len(given.ids)
-        require(len(given.ids) == len(given.labels) == len(chances), FEEDBACK)
-        right = given.propensity is None or all(0 < chance <= 1 for chance in chances)
-        require(right, "propensity: expected probabilities above 0, at most 1")
-        names = {name: i for i, name in enumerate(decider.utility.classes.names)}
-        require(
-            all(label in names for label in given.labels),
-            "labels: expected names of classes",
-        )
-        found, lines, now = [], [], time.time()
-        for name, label, chance in zip(given.ids, given.labels, chances, strict=True):
-            prefix, _, number = name[:LONGEST].partition("-")
-            if (
-                prefix == self.prefix
-                and number.isdecimal()
-                and 0 <= self._count - 1 - int(number) < RING
-            ):
-                found.append((int(number), names[label], chance))
-            lines.append({"id": name[:LONGEST], "label": label, "time": now})
-            lines[-1] |= {} if np.isnan(chance) else {"propensity": chance}
-        return found, lines
-
-    def learn(
-        self, found: list[tuple[int, int, float]], decider: Decider
-    ) -> Realised | None:
-        """The realised utility of the decisions of this decider, from all labels so
-        far.
-        """
+    def _judge(self, labels: Labels) -> tuple[dict[str, int], NDArray[np.bool_]]:
+        """Counts of what the labels of a request are, and which of them are kept."""
         self._gather()
-        for number, label, chance in found:
-            self._label[number % RING], self._propensity[number % RING] = label, chance
-        mine = np.flatnonzero(
-            self._of_version == self._versions.get(decider_version(decider), -1)
-        )
-        rows = np.flatnonzero(self._label[mine] >= 0)
-        if not len(rows):
-            return None
-        chances = self._propensity[mine[rows]]
-        known = None if np.isnan(chances).any() else chances
-        targets, actions = (
-            self._label[mine[rows]].astype(np.int64),
-            self._action[mine].astype(np.int64),
-        )
-        group = strata(
-            self._confidence[mine], decider.utility.decided_class[actions] < 0
-        )
-        return realised_utility(
-            decider.utility, targets, actions, self._expected[mine], group, rows, known
-        )
+        here = self._holds(labels.numbers)
+        before = np.where(here, self._label[labels.numbers % RING], -1)
+        taken = here & (before < 0)
+        repeated = here & (before == labels.targets)
+        conflicting = here & (before >= 0) & (before != labels.targets)
+        earlier = ~here & (np.cumsum(~here) <= MOST_EARLIER - self._earlier)
+        counts = {
+            "matched": int(taken.sum()),
+            "earlier": int(earlier.sum()),
+            "repeated": int(repeated.sum()) + labels.repeated,
+            "conflicting": int(conflicting.sum()) + labels.conflicting,
+            "unknown": labels.unknown,
+            "not_kept": int((~here & ~earlier).sum()),
+        }
+        return counts, taken | earlier
+
+    def _holds(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which decisions of this process are still in the ring."""
+        return (numbers >= max(0, self._numbered - RING)) & (numbers < self._numbered)
+
+    def _take(self, labels: Labels, kept: NDArray[np.bool_]) -> None:
+        rows = np.flatnonzero(kept & self._holds(labels.numbers))
+        spots = labels.numbers[rows] % RING
+        self._label[spots] = labels.targets[rows]
+        self._propensity[spots] = labels.propensity[rows]
+        self._received += 1
+
+    async def _estimate(self, decider: Decider) -> Realised | None:
+        """The realised utility of the decisions of this decider, from all labels so
+        far: requests that come during an estimate share the next one.
+        """
+        received = self._received
+        async with self._estimating:
+            name = decider_version(decider)
+            if self._estimated[0] < received or self._estimated[1] != name:
+                self._gather()
+                used = slice(0, min(self._numbered, RING))
+                version = self._versions.get(name, -1)
+                columns = (
+                    self._of_version[used] == version,
+                    self._label[used].copy(),
+                    self._action[used].copy(),
+                    self._confidence[used].copy(),
+                    self._expected[used].copy(),
+                    self._propensity[used].copy(),
+                )
+                received = self._received
+                self._realised = await asyncio.to_thread(_realised, decider, *columns)
+                self._estimated = (received, name)
+            return self._realised
 
     def _gather(self) -> None:
         """From answers to columns, for many answers at once."""
         answers, self._answers = self._answers, []
-        for _, own in groupby(answers, lambda each: id(each[1].decider)):
+        for _, own in groupby(answers, lambda each: id(each[2].decider)):
             self._join(list(own))
         if sum(len(block.p) for block in self._blocks) >= ROWS:
             self._send()
 
-    def _join(self, answers: list[tuple[float, Answer]]) -> None:
+    def _join(self, answers: list[tuple[float, list[str], Answer]]) -> None:
         """Answers of one decider."""
-        decider = answers[0][1].decider
-        p = np.concatenate([answer.probabilities for _, answer in answers]).astype(
+        decider = answers[0][2].decider
+        p = np.concatenate([answer.probabilities for *_, answer in answers]).astype(
             np.float32
         )
         columns: dict[str, Any] = {
-            name: [cell for _, answer in answers for cell in answer.columns[name]]
+            name: [cell for *_, answer in answers for cell in answer.columns[name]]
             for name in LOGGED
-            if name != "time"
+            if name not in ("id", "time")
         }
+        columns["id"] = [name for _, ids, _ in answers for name in ids]
         columns["time"] = np.repeat(
-            [when for when, _ in answers],
-            [len(answer.probabilities) for _, answer in answers],
+            [when for when, *_ in answers],
+            [len(answer.probabilities) for *_, answer in answers],
         )
         version, place = (
             decider_version(decider),
@@ -346,11 +335,6 @@ class DecisionLog:
             with replacing(place) as beside:
                 decider.save(beside)
         columns: dict[str, Any] = {
-            "id": [
-                f"{self.prefix}-{block.first + i}"
-                for block in blocks
-                for i in range(len(block.p))
-            ],
             **{
                 name: [cell for block in blocks for cell in block.columns[name]]
                 for name in LOGGED
@@ -370,7 +354,7 @@ class DecisionLog:
             "%Y%m%dT%H%M%S.%f"
         )  # the last by name is the last written
         with replacing(
-            self.folder / f"decisions-{stamp}-{first:012d}-{self.prefix}.parquet"
+            self.folder / f"decisions-{stamp}-{first:012d}-{self.ids.process}.parquet"
         ) as beside:
             write_table(pyarrow.table(columns).replace_schema_metadata(known), beside)
         for old in sorted(self.folder.glob("decisions-*.parquet"))[:-FILES]:
@@ -414,9 +398,31 @@ def _reported(what: str, decisions: int) -> Iterator[list[str]]:
         LOGGER.error(f"decisions were not {what}", extra={"fields": fields})
 
 
-def _append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
+def _realised(
+    decider: Decider,
+    mine: NDArray[np.bool_],
+    labels: NDArray[np.int32],
+    actions: NDArray[np.int32],
+    confidence: NDArray[np.float32],
+    expected: NDArray[np.float64],
+    propensity: NDArray[np.float64],
+) -> Realised | None:
+    """The realised utility of the decisions that are `mine`; -1 is no label."""
+    rows = np.flatnonzero(labels[mine] >= 0)
+    if not len(rows):
+        return None
+    chances = propensity[mine][rows]
+    chosen = actions[mine].astype(np.int64)
+    group = strata(confidence[mine], decider.utility.decided_class[chosen] < 0)
+    return realised_utility(
+        decider.utility,
+        labels[mine][rows].astype(np.int64),
+        chosen,
+        expected[mine],
+        group,
+        rows,
+        None if np.isnan(chances).any() else chances,
+    )
 
 
 def advice(found: Realised | None, moved: float) -> str:

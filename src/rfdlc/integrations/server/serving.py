@@ -299,7 +299,8 @@ class Connection(asyncio.Protocol):
 
     Outside a request a client has `seconds` to send the headers of the next one and to
     read the last answer; a write that stalls ends after `seconds` as well. The
-    middleware reports when a request begins and ends.
+    middleware reports when a request begins and ends. What a client sends ahead of its
+    answers counts until all have been written.
     """
 
     def __init__(
@@ -310,9 +311,9 @@ class Connection(asyncio.Protocol):
         app_state: dict[str, Any],
         **uvicorn: Any,
     ):
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+        from rfdlc.integrations.server.pipelining import Pipelined
 
-        self.http = HttpToolsProtocol(
+        self.http = Pipelined(
             app_state={**app_state, "connection": self}, **uvicorn
         )
         self.limits, self.idle = (
@@ -400,9 +401,9 @@ class Connection(asyncio.Protocol):
     def end_request(self) -> None:
         """The answer was written; what is left of the body is read and dropped."""
         self._outside, self._lines, self._tail, self._chunked = True, 0, b"", False
-        self._allowance = (
-            self.limits.headers + READ_AHEAD + min(max(self._allowance, 0), self._body)
-        )
+        if not self.http.pipeline:
+            rest = min(max(self._allowance, 0), self._body)
+            self._allowance = self.limits.headers + READ_AHEAD + rest
         if not self._lost:
             self._time("idle", True)
             self.idle[self] = None
