@@ -141,27 +141,43 @@ def read_log(
 def _labels(
     path: Path, ids: NDArray[np.str_], decider: Decider
 ) -> tuple[Any, Any, Any]:
-    """Rows, classes and propensities of labelled decisions; the last label of a
+    """Rows, classes and propensities of labelled decisions; the first label of a
     decision counts.
+
+    Lines that cannot be read, as a full disk or a loss of power leaves them, and labels
+    that conflict with the first one are left out, and counted in a warning.
     """
     if not path.is_file():
         return None, None, None
-    where, found = (
-        {name: i for i, name in enumerate(ids.tolist())},
-        dict[int, tuple[str, float | None]](),
-    )
-    text = path.read_text(encoding="utf-8")
-    for number, line in enumerate(
-        text[: text.rfind("\n") + 1].splitlines(), 1
-    ):  # a server may write the next one
+    where = {name: i for i, name in enumerate(ids.tolist())}
+    found = dict[int, tuple[str, float | None]]()
+    torn = conflicting = 0
+    content = path.read_bytes()
+    # What follows the last line end is being written.
+    for line in content[: content.rfind(b"\n") + 1].splitlines():
         try:
             entry = parse_json(line)
-            if entry["id"] in where:
-                found[where[entry["id"]]] = str(entry["label"]), entry.get("propensity")
-        except (ValueError, KeyError, TypeError):
-            raise InputError(
-                f"{path}: line {number} is not an object with id and label: remove it"
-            ) from None
+            row = where.get(entry["id"])
+            label, propensity = str(entry["label"]), entry.get("propensity")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            torn += 1
+            continue
+        if row is None:
+            continue
+        first, _ = found.setdefault(row, (label, propensity))
+        conflicting += label != first
+    if torn:
+        warnings.warn(
+            f"{path}: {counted(torn, 'line')} left out: expected objects with id and"
+            " label",
+            stacklevel=2,
+        )
+    if conflicting:
+        warnings.warn(
+            f"{path}: {counted(conflicting, 'label')} left out: the first label of a"
+            " decision counts, and these conflict with it",
+            stacklevel=2,
+        )
     if not found:
         return None, None, None
     labels, given = zip(*found.values(), strict=True)

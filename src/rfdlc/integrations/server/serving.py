@@ -313,9 +313,7 @@ class Connection(asyncio.Protocol):
     ):
         from rfdlc.integrations.server.pipelining import Pipelined
 
-        self.http = Pipelined(
-            app_state={**app_state, "connection": self}, **uvicorn
-        )
+        self.http = Pipelined(app_state={**app_state, "connection": self}, **uvicorn)
         self.limits, self.idle = (
             limits,
             idle,
