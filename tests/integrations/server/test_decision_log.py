@@ -202,7 +202,7 @@ def test_ids_cannot_be_guessed_and_what_the_log_never_gave_is_not_kept(
         ]
         status, found = told(served, guessed, labels[:1] * len(guessed))
         assert (status, found["matched"], found["unknown"]) == (200, 0, len(guessed))
-        assert not (tmp_path / "feedback.jsonl").read_bytes()
+        assert not (tmp_path / "feedback.jsonl").exists()
         status, found = told(served, ids[:3], labels[:3])
         assert (found["matched"], found["unknown"], found["labels"]) == (3, 0, 3)
     assert len({one.rpartition("-")[2] for one in ids}) == 20

@@ -171,15 +171,8 @@ class DecisionLog:
         """Keep the labels of a request: what decisions were worth, and what to do."""
         async with self._writing:
             counts, kept = self._judge(labels)
-            text = b"".join(labels.lines[row] for row in np.flatnonzero(kept))
-            try:
-                await asyncio.wrap_future(
-                    self._thread.submit(append, self.folder / LABELS, text)
-                )
-            except OSError as error:
-                fields = {"error": type(error).__name__, "labels": int(kept.sum())}
-                LOGGER.error("labels were not kept", extra={"fields": fields})
-                raise HTTPException(503, NOT_WRITTEN, HEADERS[503]) from None
+            if kept.any():
+                await self._keep([labels.lines[row] for row in np.flatnonzero(kept)])
             self._take(labels, kept)
             self._earlier += counts["earlier"]
         realised = await self._estimate(decider)
@@ -200,6 +193,18 @@ class DecisionLog:
             **values,
             "advice": "; ".join(said),
         }
+
+    async def _keep(self, lines: list[bytes]) -> None:
+        """Write all lines, or refuse the request."""
+        text = b"".join(lines)
+        try:
+            await asyncio.wrap_future(
+                self._thread.submit(append, self.folder / LABELS, text)
+            )
+        except OSError as error:
+            fields = {"error": type(error).__name__, "labels": len(lines)}
+            LOGGER.error("labels were not kept", extra={"fields": fields})
+            raise HTTPException(503, NOT_WRITTEN, HEADERS[503]) from None
 
     def _judge(self, labels: Labels) -> tuple[dict[str, int], NDArray[np.bool_]]:
         """Counts of what the labels of a request are, and which of them are kept."""
