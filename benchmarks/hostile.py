@@ -86,6 +86,10 @@ LINES = {
         "tests/test_hostile.py tests/integrations/server/test_limits.py "
         "tests/integrations/server/test_connections.py"
     ),
+    "11 one admission for all routes": "tests/integrations/server/test_admission.py",
+    "12 ids, labels that conflict, lines that were torn": (
+        "tests/integrations/server/test_decision_log.py"
+    ),
     "promise: readiness and liveness, drain, TLS, limits": (
         "tests/integrations/server/test_limits.py"
     ),
@@ -360,7 +364,9 @@ def main() -> None:
     )
     parser.add_argument("--parsers", default=",".join(PARSERS))
     parser.add_argument("--kinds", default=",".join(KINDS), help="what is killed")
-    parser.add_argument("--attacks", default="", help="kinds of attacks (all)")
+    parser.add_argument(
+        "--attacks", default="", help="kinds of attacks, between semicolons (all)"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=30)
@@ -371,7 +377,7 @@ def main() -> None:
         ),
         "load": lambda: mixed_load(given.minutes),
         "attacks": lambda: alone(
-            given.attacks.split(",") if given.attacks else attacks()
+            given.attacks.split(";") if given.attacks else attacks()
         ),
         "kills": lambda: kills(
             given.kinds.split(","), given.count or 100, given.workers

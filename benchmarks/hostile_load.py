@@ -213,13 +213,13 @@ def attacks() -> dict[str, list[Attack]]:
         "unfinished bodies": [partial(send, body, reads=False, hold=2.0)],
         "large answers that nobody reads": [partial(send, full, reads=False, hold=3.0)],
         "1,000 actions": [partial(send, request(costly, token=TOKEN))],
-        "1,000 actions, full answer": [partial(send, full)],
+        "full answers for 1,000 actions": [partial(send, full)],
         "deep JSON": [
             partial(send, request(deep, path="/v2/models/run/infer", token=TOKEN))
         ],
         "random bytes": [partial(send, os.urandom(3000))],
         "endless GET /health without a token": [partial(endless, pipelined(HEALTH))],
-        "16 GET /health at once, endlessly": [partial(in_turns, HEALTH * 16, 16)],
+        "waves of 16 GET /health without a token": [partial(in_turns, HEALTH * 16, 16)],
         "endless GET of other routes": [
             partial(in_turns, get(path), 1)
             for path in ("/metrics", "/openapi.json", "/docs", "/v2/models/run")

@@ -49,7 +49,7 @@ class Ids:
 
     >>> ids = Ids(b"key", "3f2a9c01")
     >>> ids.of(17, 1)
-    ['3f2a9c01-17-8ffac5c8d4e8a0c4']
+    ['3f2a9c01-17-ef1ad9b515db9f40']
     """
 
     key: bytes
