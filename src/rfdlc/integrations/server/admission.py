@@ -119,7 +119,7 @@ class Admission:
         self.seconds = limits.seconds
         self.decisions = Share(limits.requests, limits.body, limits.held, paced=False)
         self.feedback = Share(FEW, FEEDBACK_BODY, FEW * FEEDBACK_BODY)
-        self.probes = Share(limits.requests)  # of health, without a token
+        self.probes = Share(limits.connections)  # of health, without a token
         self.others = Share(FEW)
         self.refusals = Share(limits.requests)
 
