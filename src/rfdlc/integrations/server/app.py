@@ -335,7 +335,7 @@ class AccessMiddleware:
             self._check(
                 path, headers, sum(map(len, chain.from_iterable(scope["headers"])))
             )
-            share = self._share(path)
+            share = self._share(scope["method"], path)
             async with self.admission.admit(share, length, scope, receive) as admitted:
                 app = await self._answer(scope, headers, admitted)
                 await app(scope, admitted.receive, send_and_note)
@@ -383,13 +383,13 @@ class AccessMiddleware:
             **fields,
         )
 
-    def _share(self, path: str) -> Share:
+    def _share(self, method: str, path: str) -> Share:
         """The limits that a route shares with others like it."""
         if path in OPEN:
             return self.admission.probes
-        if path == "/decide" or INFER.fullmatch(path):
+        if method == "POST" and (path == "/decide" or INFER.fullmatch(path)):
             return self.admission.decisions
-        if path == "/feedback":
+        if method == "POST" and path == "/feedback":
             return self.admission.feedback
         return self.admission.others
 
