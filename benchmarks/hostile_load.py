@@ -323,12 +323,11 @@ def alone(kinds: Iterable[str]) -> Iterator[Row]:
     """Each kind of attack alone: honest requests and memory beside it, and just
     before it.
     """
-    for kind in kinds:
-        with served() as (process, port):
-            clients = Clients(port)
-            clients.honest(WARM).recv()
-            for _ in range(REPEATED):
-                yield from beside(kind, process, clients)
+    with served() as (process, port):
+        clients = Clients(port)
+        clients.honest(WARM).recv()
+        for kind in list(kinds) * REPEATED:
+            yield from beside(kind, process, clients)
 
 
 def beside(kind: str, process: Any, clients: "Clients") -> Iterator[Row]:
