@@ -16,8 +16,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope
 
 from rfdlc.integrations.server.backend import Limits
-from rfdlc.integrations.server.requests import HEADERS, require
+from rfdlc.integrations.server.requests import CLOSE, HEADERS
 
+NO_BODY = (
+    "expected no body: only POST /decide, /feedback and /v2/models/NAME/infer accept"
+    " one"
+)
 FEEDBACK_BODY = 2**21  # bytes of labels in one request
 FEW = 16  # requests at once, to other routes than those that decide
 REST = 4  # times as long as a request took, until the next one of a paced share begins
@@ -129,19 +133,17 @@ class Admission:
     ) -> AsyncIterator[Admitted]:
         """A request with its body of `length` bytes, whose answer begins in time."""
         if length and not share.body:
-            require(
-                False,
-                "expected no body: only POST /decide, /feedback and"
-                " /v2/models/NAME/infer accept one",
-                413,
+            raise HTTPException(413, NO_BODY)
+        if length > share.body:
+            raise HTTPException(
+                413, f"the body is too large: expected at most {share.body:,} bytes"
             )
-        require(
-            length <= share.body,
-            f"the body is too large: expected at most {share.body:,} bytes",
-            413,
-        )
-        free = share.waiting < share.requests and share.held + length <= share.most_held
-        require(free, "too many requests are waiting: try again in a moment", 429)
+        if share.waiting >= share.requests or share.held + length > share.most_held:
+            raise HTTPException(
+                429,
+                "too many requests are waiting: try again in a moment",
+                HEADERS[429],
+            )
         admitted = Admitted(share, length)
         try:
             if length:
@@ -168,20 +170,19 @@ class Admission:
                 await admitted.begin()
                 yield
         except TimeoutError:
-            require(False, f"no answer within {self.seconds:g} s: try again later", 503)
+            reason = f"no answer within {self.seconds:g} s: try again later"
+            raise HTTPException(503, reason, HEADERS[503]) from None
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         try:
             async with asyncio.timeout(self.seconds):
                 return await Request(scope, receive).body()
         except ClientDisconnect:
-            status, reason = (
-                400,
-                "the connection was closed before the body was complete",
-            )
+            status = 400
+            reason = "the connection was closed before the body was complete"
         except TimeoutError:
             status = 408
             reason = (
                 f"the body was not complete within {self.seconds:g} s: try again later"
             )
-        raise HTTPException(status, reason, HEADERS.get(status))
+        raise HTTPException(status, reason, CLOSE)
