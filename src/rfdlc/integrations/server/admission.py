@@ -24,14 +24,14 @@ NO_BODY = (
 )
 FEEDBACK_BODY = 2**21  # bytes of labels in one request
 FEW = 16  # requests at once, to other routes than those that decide
-REST = 4  # times as long as a request took, until the next one of a paced share begins
+REST = 9  # times as long as a request took, until the next one of a paced share begins
 
 
 @dataclass
 class Share:
     """What the requests to some routes hold together.
 
-    Those of a paced share begin one after another, with rests that leave four fifths of
+    Those of a paced share begin one after another, with rests that leave nine tenths of
     the time to others, however many are sent.
     """
 
