@@ -149,7 +149,7 @@ def test_requests_of_a_paced_share_rest_and_a_cancelled_one_gives_up_its_turn():
         share = Share(2)
         loop = asyncio.get_running_loop()
         await share.begin()
-        share.end(loop.time() - 10)
+        share.end(share.clock() - 10)
         assert share._rests_until - loop.time() == pytest.approx(10 * REST, rel=0.1)
         waiting = asyncio.create_task(share.begin())
         await asyncio.sleep(0)

@@ -5,7 +5,8 @@ that was read within the limits. Routes share limits by what they do (`Share`).
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class Share:
     body: int = 0  # bytes of one body
     most_held: int = 0  # bytes of all bodies in memory; more get 429
     paced: bool = True
+    # What is counted: by default the time of the event loop, not waits for a processor.
+    clock: Callable[[], float] = time.thread_time
     waiting: int = 0
     held: int = 0
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -58,11 +61,11 @@ class Share:
             raise
 
     def end(self, began: float) -> None:
-        """The answer of a request that began then is ready."""
+        """The answer of a request that began then, by the clock, is ready."""
         if not self.paced:
             return
         now = asyncio.get_running_loop().time()
-        self._rests_until = now + REST * (now - began)
+        self._rests_until = now + REST * (self.clock() - began)
         self._turn.release()
 
 
@@ -89,7 +92,7 @@ class Admitted:
     async def begin(self) -> None:
         """Wait for the turn of this request."""
         await self._share.begin()
-        self._began = self._loop.time()
+        self._began = self._share.clock()
 
     def answered(self) -> None:
         """The answer begins; writing it has a limit of its own (`Connection`)."""
@@ -122,7 +125,9 @@ class Admission:
     def __init__(self, limits: Limits) -> None:
         self.seconds = limits.seconds
         self.decisions = Share(limits.requests, limits.body, limits.held, paced=False)
-        self.feedback = Share(FEW, FEEDBACK_BODY, FEW * FEEDBACK_BODY)
+        # Labels are read and estimates are made elsewhere: all of that counts.
+        most_held = FEW * FEEDBACK_BODY
+        self.feedback = Share(FEW, FEEDBACK_BODY, most_held, clock=time.monotonic)
         self.probes = Share(limits.connections)  # of health, without a token
         self.others = Share(FEW)
         self.refusals = Share(limits.requests)

@@ -31,7 +31,7 @@ from rfdlc.integrations.server.backend import MONTH, Backend, Limits
 SHORTEST_TOKEN = 16
 URL_SAFE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 READ_AHEAD = 2**16  # bytes of a body that uvicorn reads before the application runs
-DRAINED_PER_SECOND = 2**26  # bytes of refused bodies, of all connections together
+DRAINED_PER_SECOND = 2**24  # bytes of refused bodies, of all connections together
 HEADER_LINES, CHUNKED = 256, b"\ntransfer-encoding:"
 # that wait to be written; more are dropped, so that an unread pipe cannot stop the
 # server
