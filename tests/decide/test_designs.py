@@ -81,10 +81,10 @@ def test_what_is_no_design_is_refused(text, message):
 def test_actions_of_a_design_are_those_of_the_decider():
     unknown = Design.parse("by-action:yeti=100%,others=5%")
     with pytest.raises(InputError, match="no action is called yeti: expected common"):
-        unknown.check_names(U)
+        unknown.check_names(U.actions)
     absent = Design.parse("by-action:abstain=100%,rare=50%")
     with pytest.raises(InputError, match="common, seldom has no share: name every ac"):
-        absent.check_names(U)
+        absent.check_names(U.actions)
 
 
 def test_labels_without_a_design_are_refused_unless_all_have_one():

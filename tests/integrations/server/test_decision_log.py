@@ -121,7 +121,7 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(
         ids = [name for each in answer for name in each["id"]]
         actions = [name for each in answer for name in each["action"]]
         status, _, body = served.ask(
-            {"ids": [*ids, "x-1"], "labels": [*labels[:120], labels[0]]},
+            {"ids": [*ids, "x-1-0"], "labels": [*labels[:120], labels[0]]},
             path="/feedback",
         )
         found = json.loads(body)
@@ -178,11 +178,122 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(
         file.write(
             '{"id": "a"}\n'
         )  # a server was killed there, and the next one went on
-    with pytest.raises(
-        rfdlc.InputError,
-        match=r"feedback.jsonl: line 122 is not an object with id and label",
-    ):
-        read_log(tmp_path)
+    with pytest.warns(UserWarning, match=r"feedback.jsonl: 1 line left out: expected"):
+        assert len(read_log(tmp_path).labels.rows) == 120
+
+
+def told(served, ids, labels):
+    given = {"ids": list(ids), "labels": list(labels)}
+    status, _, body = served.ask(given, path="/feedback")
+    return status, json.loads(body)
+
+
+def test_ids_cannot_be_guessed_and_what_the_log_never_gave_is_not_kept(
+    backend, start, scores, tmp_path
+):
+    p, labels = scores
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:20])["id"]
+        name, _, code = ids[0].rpartition("-")
+        guessed = [
+            name,
+            f"{name}-",
+            f"{name}-{'0' * len(code)}",
+            ids[0][:-1],
+            f"{ids[0]} ",
+            ids[0].upper(),
+            f"{name.replace('-', '-0')}-{code}",
+            f"{name[:-1]}1-{code}",
+            "\ud7ff-\u0661-é",
+            "x" * 10_000,
+        ]
+        status, found = told(served, guessed, labels[:1] * len(guessed))
+        assert (status, found["matched"], found["unknown"]) == (200, 0, len(guessed))
+        assert not (tmp_path / "feedback.jsonl").exists()
+        status, found = told(served, ids[:3], labels[:3])
+        assert (found["matched"], found["unknown"], found["labels"]) == (3, 0, 3)
+    assert len({one.rpartition("-")[2] for one in ids}) == 20
+
+
+def test_a_second_label_is_counted_and_the_first_one_stays(
+    backend, start, scores, tmp_path
+):
+    p, labels = scores
+    other = ["1" if label == "0" else "0" for label in labels[:4]]
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:8])["id"]
+        _, first = told(served, [*ids[:4], ids[0]], [*labels[:4], other[0]])
+        _, second = told(served, ids[:5], [*other, labels[4]])
+        _, third = told(served, ids[:4], labels[:4])
+    names = ("matched", "repeated", "conflicting")
+    assert [first[name] for name in names] == [4, 0, 1]
+    assert [second[name] for name in names] == [1, 0, 4]
+    assert [third[name] for name in names] == [0, 4, 0]
+    assert "conflicting ones were left out" in second["advice"]
+    assert third["realised_utility"] == second["realised_utility"]
+    lines = (tmp_path / "feedback.jsonl").read_text().splitlines()
+    kept = [(json.loads(line)["id"], json.loads(line)["label"]) for line in lines]
+    assert kept == list(zip(ids[:5], labels[:5], strict=True))
+    with (tmp_path / "feedback.jsonl").open("a") as file:
+        file.write(json.dumps({"id": ids[1], "label": other[1]}) + "\n")
+    with pytest.warns(UserWarning, match="1 label left out: the first label of"):
+        log = read_log(tmp_path).labels
+    expected = backend.decider.utility.classes.encode(labels[:5])
+    assert log.targets[np.argsort(log.rows)].tolist() == expected.tolist()
+
+
+def test_labels_of_earlier_decisions_have_a_bound(
+    backend, start, scores, tmp_path, monkeypatch
+):
+    p, labels = scores
+    monkeypatch.setattr(decision_log, "MOST_EARLIER", 5)
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:20])["id"]
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        _, first = told(served, ids[:3], labels[:3])
+        _, second = told(served, ids[:10], labels[:10])
+    assert (first["earlier"], first["not_kept"]) == (3, 0)
+    assert (second["earlier"], second["not_kept"]) == (2, 8)
+    assert len((tmp_path / "feedback.jsonl").read_text().splitlines()) == 5
+    (tmp_path / "ids.key").write_bytes(b"short")
+    with pytest.raises(rfdlc.InputError, match="has 5 bytes, expected 32"):
+        DecisionLog(tmp_path)
+
+
+def test_a_full_disk_tears_no_line(backend, start, scores, tmp_path):
+    """A limit on the size of files stands for the disk: a write first does a part."""
+    import resource
+
+    p, labels = scores
+    file = tmp_path / "feedback.jsonl"
+    file.write_bytes((b" " * 999 + b"\n") * 4000)  # more than this process writes
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:40])["id"]
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_150, limits[1]))
+        try:
+            failed = told(served, ids, labels[:40])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        size = file.stat().st_size
+        again = told(served, ids, labels[:40])
+    assert failed[0] == 503
+    assert "could not be written" in failed[1]["detail"]
+    assert size == 4_000_000
+    assert (again[0], again[1]["matched"], again[1]["repeated"]) == (200, 40, 0)
+
+
+def test_a_new_line_is_never_joined_to_a_torn_one(backend, start, scores, tmp_path):
+    p, labels = scores
+    file = tmp_path / "feedback.jsonl"
+    file.write_bytes(b'{"id": "3f2a9c01-17-00\xff')
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:60])["id"]
+        assert told(served, ids, labels[:60])[1]["matched"] == 60
+    with pytest.warns(UserWarning, match="1 line left out"):
+        assert len(read_log(tmp_path).labels.rows) == 60
+    with pytest.warns(UserWarning, match="1 line left out"):
+        rfdlc.recalibrate(tmp_path, tmp_path / "new.json")
 
 
 def test_feedback_and_recalibrate_give_the_same_numbers(
@@ -262,7 +373,7 @@ def test_labels_after_a_restart_and_of_an_earlier_decider_are_matched_with_the_l
         found = json.loads(
             served.ask({"ids": ids, "labels": labels[:120]}, path="/feedback")[2]
         )
-    assert (found["matched"], found["unknown"]) == (0, 120)
+    assert (found["matched"], found["earlier"], found["unknown"]) == (0, 120, 0)
     assert (
         "are kept: rfdlc watch and rfdlc recalibrate match them with the log"
         in found["advice"]
