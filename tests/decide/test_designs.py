@@ -214,3 +214,18 @@ def test_labels_of_mistakes_would_have_written_a_decider_that_loses():
             with pytest.raises(InputError, match="say how decisions were chosen"):
                 sample(decisions, y, rows, design)
     assert claimed >= 2  # the refusal is what keeps it from being written
+
+
+def test_a_design_of_many_labels_is_read_once(monkeypatch):
+    rng, parse = np.random.default_rng(4), Design.parse
+    read = []
+    decisions, y = stream(rng, 2000)
+    rows = np.sort(rng.permutation(2000)[:400])
+
+    def count(text):
+        read.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(Design, "parse", count)
+    sample(decisions, y, rows, sent=["random:20%"] * 400)
+    assert len(read) <= 2

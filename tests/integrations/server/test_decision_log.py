@@ -242,6 +242,113 @@ def test_a_second_label_is_counted_and_the_first_one_stays(
     assert log.targets[np.argsort(log.rows)].tolist() == expected.tolist()
 
 
+def sent(served, ids, labels, **how):
+    """The answer to labels that are sent with a design or propensities."""
+    given = {"ids": list(ids), "labels": list(labels), **how}
+    status, _, body = served.ask(given, path="/feedback")
+    return status, json.loads(body)
+
+
+def test_the_last_stated_design_of_a_decision_counts_and_stays_without_one(
+    backend, start, scores, tmp_path, monkeypatch
+):
+    p, labels = scores
+    monkeypatch.setattr(decision_log, "MOST_EARLIER", 80)
+    chosen = np.sort(np.random.default_rng(0).permutation(100)[:40])
+    names = [labels[i] for i in chosen]
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        all_ids = asked(served, p[:100])["id"]
+        ids = [all_ids[i] for i in chosen]
+        _, wrong = sent(served, ids, names, labelled="random:90%")
+        _, right = sent(served, ids, names, labelled="random:40%")
+        _, again = sent(served, ids, names)
+        _, same = sent(served, ids, names, labelled="random:0.4")
+        _, chance = sent(served, ids, names, propensity=[0.4] * 40)
+        _, beyond = sent(served, ids, names, labelled="random")
+    counts = ("matched", "repeated", "not_kept")
+    assert [wrong[name] for name in counts] == [40, 0, 0]
+    for answer in (right, again, same, chance):
+        assert [answer[name] for name in counts] == [0, 40, 0]
+    assert [beyond[name] for name in counts] == [0, 0, 40]
+    assert wrong["realised_utility"] is None
+    assert "and the stated share is 0.9" in wrong["advice"]
+    for answer in (right, again, same):
+        assert answer["labelled"] == "random:0.4"
+    for answer in (chance, beyond):
+        assert answer["labelled"] == "propensity"
+    lines = (tmp_path / "feedback.jsonl").read_text().splitlines()
+    stated = [json.loads(line)["labelled"] for line in lines]
+    assert stated == ["random:0.9"] * 40 + ["random:0.4"] * 40 + ["propensity"] * 40
+    kept = read_log(tmp_path).labels
+    assert set(kept.sent) == {"propensity"}
+    assert set(kept.propensity) == {0.4}
+
+
+def test_a_conflicting_label_states_no_design(backend, start, scores, tmp_path):
+    p, labels = scores
+    other = ["1" if label == "0" else "0" for label in labels[:3]]
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:100])["id"]
+        sent(served, ids[:3], labels[:3])
+        second = [*other, *labels[3:50]]
+        _, found = sent(served, ids[:50], second, labelled="random:50%")
+    assert (found["matched"], found["conflicting"]) == (47, 3)
+    line = {"id": ids[0], "label": other[0], "labelled": "random:50%"}
+    with (tmp_path / "feedback.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.warns(UserWarning, match="1 label left out: the first label of"):
+        kept = read_log(tmp_path).labels
+    assert list(kept.sent) == [None] * 3 + ["random:0.5"] * 47
+
+
+def test_torn_lines_are_left_out_and_designs_of_others_are_read(
+    backend, start, scores, tmp_path
+):
+    p, labels = scores
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:40])["id"]
+        sent(served, ids[:20], labels[:20], labelled="random:50%")
+    damaged = {"id": ids[0], "label": labels[0], "propensity": "high"}
+    unstated = {"id": ids[30], "label": labels[30]}
+    with (tmp_path / "feedback.jsonl").open("a") as file:
+        file.write(f'{{"id": "{ids[1]}", "labe\n')
+        file.write(json.dumps(damaged) + "\n" + json.dumps(unstated) + "\n")
+    with pytest.warns(UserWarning, match="2 lines left out"):
+        kept = read_log(tmp_path).labels
+    assert kept.rows.tolist() == [*range(20), 30]
+    assert list(kept.sent) == ["random:0.5"] * 20 + [None]
+
+
+def test_designs_have_a_bound(backend, start, scores, tmp_path, monkeypatch):
+    p, labels = scores
+    monkeypatch.setattr(decision_log, "MOST_DESIGNS", 2)
+    stated = ("random:1%", "random:2%", "random:3%", "random:2%")
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:4])["id"]
+        answers = [
+            sent(served, ids[i : i + 1], labels[i : i + 1], labelled=design)
+            for i, design in enumerate(stated)
+        ]
+        long = "random:1%" + " " * 2000
+        too_long = sent(served, ids[:1], labels[:1], labelled=long)
+    assert [status for status, _ in answers] == [200, 200, 422, 200]
+    assert "expected at most 2 different designs" in answers[2][1]["detail"]
+    assert too_long[0] == 422
+    assert len((tmp_path / "feedback.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_order_of_time_holds_when_the_oldest_decisions_are_forgotten(
+    backend, start, scores, tmp_path, monkeypatch
+):
+    p, labels = scores
+    monkeypatch.setattr(decision_log, "RING", 64)
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:100])["id"]
+        _, found = told(served, ids[30:70], labels[30:70])
+    assert (found["earlier"], found["matched"]) == (6, 34)
+    assert found["labels"] == found["decisions"] == 34  # all up to the newest one
+
+
 def test_labels_of_earlier_decisions_have_a_bound(
     backend, start, scores, tmp_path, monkeypatch
 ):
