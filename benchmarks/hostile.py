@@ -4,6 +4,8 @@
         every parser of strangers' bytes (`fuzzing.py`)
     python benchmarks/hostile.py load --minutes 30
         honest and hostile clients (`hostile_load.py`)
+    python benchmarks/hostile.py attacks
+        each kind of attack alone: honest requests and memory beside it
     python benchmarks/hostile.py kills --count 100 --workers 2
         kill -9 at random instants; two writers at once
     python benchmarks/hostile.py lines
@@ -33,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from fuzzing import PARSERS, fuzz
-from hostile_load import mixed_load
+from hostile_load import alone, attacks, mixed_load
 from recording import RESULTS, append, commit, hardware, in_parallel, versions
 
 ROOT = Path(__file__).parent.parent
@@ -81,6 +83,10 @@ LINES = {
     "10 formulas, escapes, bombs, nonsense": (
         "tests/test_hostile.py tests/serving/test_limits.py "
         "tests/serving/test_connections.py"
+    ),
+    "11 one admission for all routes": "tests/serving/test_admission.py",
+    "12 ids, labels that conflict, lines that were torn": (
+        "tests/serving/test_decision_log.py"
     ),
     "promise: readiness and liveness, drain, TLS, limits": (
         "tests/serving/test_limits.py"
@@ -344,7 +350,7 @@ def kills(kinds: list[str], count: int, workers: int) -> Iterator[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("fuzz", "load", "kills", "lines"))
+    parser.add_argument("what", choices=("fuzz", "load", "attacks", "kills", "lines"))
     parser.add_argument(
         "--count",
         type=int,
@@ -353,6 +359,9 @@ def main() -> None:
     )
     parser.add_argument("--parsers", default=",".join(PARSERS))
     parser.add_argument("--kinds", default=",".join(KINDS), help="what is killed")
+    parser.add_argument(
+        "--attacks", default="", help="kinds of attacks, between semicolons (all)"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=30)
@@ -362,6 +371,9 @@ def main() -> None:
             given.parsers.split(","), given.count or 100_000, given.seed, given.workers
         ),
         "load": lambda: mixed_load(given.minutes),
+        "attacks": lambda: alone(
+            given.attacks.split(";") if given.attacks else attacks()
+        ),
         "kills": lambda: kills(
             given.kinds.split(","), given.count or 100, given.workers
         ),

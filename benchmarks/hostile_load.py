@@ -17,7 +17,8 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,16 @@ from malformed import malformed
 from serve import resident
 
 TOKEN = "0123456789abcdef-hostile"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+FEEDBACK = 2**21  # bytes, the largest body of labels
+ENDLESS = 2.0  # seconds that one endless attack lasts
 CONNECTIONS, PAUSE = 8, 0.02  # of honest clients, seconds between the requests of each
 HOSTILE, HOSTILE_PAUSE = 16, 0.05
 QUIET, ALONE = 20.0, 6.0  # seconds, for the reference and for each kind of attack
+WARM = 5.0  # seconds, before anything is measured
 MOST_RATIO = 3  # of the 99th percentile to that of the quiet server
+MOST_GROWTH = 1.3  # of the memory to that of the quiet server
+REPEATED = 1  # times that each kind of attack is sent alone
 Row = dict[str, Any]
 Attack = Callable[[int], Coroutine[Any, Any, None]]  # of a port
 Waits = tuple[
@@ -101,6 +108,71 @@ async def send(
         pass
 
 
+async def endless(content: bytes, port: int) -> None:
+    """Send requests without end on one connection, and read the answers; connect again
+    whenever it is closed.
+    """
+
+    async def read(reader: asyncio.StreamReader) -> None:
+        while await reader.read(65536):
+            pass
+
+    async def write(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(content)
+            await writer.drain()
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ENDLESS):
+            while True:
+                with suppress(OSError):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                    reading = asyncio.create_task(read(reader))
+                    writing = asyncio.create_task(write(writer))
+                    both = reading, writing
+                    try:
+                        await asyncio.wait(both, return_when="FIRST_COMPLETED")
+                    finally:
+                        for task in both:
+                            task.cancel()
+                        await asyncio.gather(*both, return_exceptions=True)
+                        writer.transport.abort()
+
+
+async def in_turns(content: bytes, count: int, port: int) -> None:
+    """Send some requests, read their answers, and begin again."""
+    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
+        async with asyncio.timeout(ENDLESS):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                while True:
+                    writer.write(content)
+                    for _ in range(count):
+                        head = await reader.readuntil(b"\r\n\r\n")
+                        size = head.lower().partition(b"content-length: ")[2]
+                        await reader.readexactly(int(size.partition(b"\r\n")[0]))
+            finally:
+                writer.transport.abort()
+
+
+def pipelined(content: bytes) -> bytes:
+    """As many copies as one read of the server holds."""
+    return content * max(1, 65536 // len(content))
+
+
+def get(path: str) -> bytes:
+    head = f"GET {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    return head.encode()
+
+
+def unknown_labels() -> bytes:
+    """The largest body of labels; no decision has these ids."""
+    ids = [f"{'f' * 180}-{number:09d}" for number in range(9_900)]
+    body = json.dumps({"ids": ids, "labels": ["0"] * len(ids)}).encode()
+    assert len(body) <= FEEDBACK
+    return request(body, path="/feedback", token=TOKEN)
+
+
 def attacks() -> dict[str, list[Attack]]:
     """All that hostile clients do, by kind. Made once: making it costs more than
     sending it.
@@ -141,11 +213,21 @@ def attacks() -> dict[str, list[Attack]]:
         "unfinished bodies": [partial(send, body, reads=False, hold=2.0)],
         "large answers that nobody reads": [partial(send, full, reads=False, hold=3.0)],
         "1,000 actions": [partial(send, request(costly, token=TOKEN))],
-        "1,000 actions, full answer": [partial(send, full)],
+        "full answers for 1,000 actions": [partial(send, full)],
         "deep JSON": [
             partial(send, request(deep, path="/v2/models/run/infer", token=TOKEN))
         ],
         "random bytes": [partial(send, os.urandom(3000))],
+        "endless GET /health without a token": [partial(endless, pipelined(HEALTH))],
+        "waves of 16 GET /health without a token": [partial(in_turns, HEALTH * 16, 16)],
+        "endless GET of other routes": [
+            partial(in_turns, get(path), 1)
+            for path in ("/metrics", "/openapi.json", "/docs", "/v2/models/run")
+        ],
+        "unknown labels": [partial(in_turns, unknown_labels(), 1)],
+        "unfinished labels": [
+            partial(send, unknown_labels()[:-1], reads=False, hold=2.0)
+        ],
     }
 
 
@@ -237,10 +319,51 @@ def survey(clients: Clients, quiet: list[float]) -> None:
         )
 
 
-def mixed_load(minutes: float) -> Iterator[Row]:
-    """All kinds at once; what must hold of honest requests, of memory and of
-    SIGTERM.
+def alone(kinds: Iterable[str]) -> Iterator[Row]:
+    """Each kind of attack alone: honest requests and memory beside it, and just
+    before it.
     """
+    with served() as (process, port):
+        clients = Clients(port)
+        clients.honest(WARM).recv()
+        for kind in list(kinds) * REPEATED:
+            yield from beside(kind, process, clients)
+
+
+def beside(kind: str, process: Any, clients: "Clients") -> Iterator[Row]:
+    """One attack on a server that runs already."""
+    _, quiet = clients.honest(ALONE).recv()
+    before, sent = resident(process), clients.attacks.value
+    began = time.perf_counter()
+    enemy = clients.hostile(ALONE + 3, kind)
+    pipe, most = clients.honest(ALONE), before
+    while not pipe.poll(0.1):
+        most = max(most, resident(process))
+    statuses, loud = pipe.recv()
+    enemy.join(60)
+    common = {
+        "inputs": clients.attacks.value - sent,
+        "seconds": round(time.perf_counter() - began),
+    }
+    ratio = p99(loud) / p99(quiet)
+    yield common | {
+        "what": f"honest requests beside {kind}: p99",
+        "value": f"{p99(loud):.1f} ms, quiet {p99(quiet):.1f}, {dict(statuses)}",
+        "required": f"ratio at most {MOST_RATIO}",
+        "holds": ratio <= MOST_RATIO and statuses.keys() == {200},
+    }
+    yield common | {
+        "what": f"memory beside {kind}",
+        "memory_mb": round(most),
+        "value": f"{before:.0f} to at most {most:.0f} MiB",
+        "required": f"ratio at most {MOST_GROWTH}",
+        "holds": most <= MOST_GROWTH * before,
+    }
+
+
+@contextmanager
+def served() -> Iterator[tuple[Any, int]]:
+    """A server of a small network that logs its decisions: its process and its port."""
     from rfdlc.training.train import train
 
     with tempfile.TemporaryDirectory() as place:
@@ -248,28 +371,37 @@ def mixed_load(minutes: float) -> Iterator[Row]:
         token.write_text(TOKEN)
         with warnings.catch_warnings(action="ignore"):
             train("digits-lt", out=folder, epochs=2, device="cpu")
-        with server(folder, "--token-file", str(token)) as (process, port):
-            clients = Clients(port)
-            clients.honest(min(5.0, QUIET)).recv()  # warm-up
-            _, quiet = clients.honest(QUIET).recv()
-            survey(clients, quiet)
-            before, sent = resident(process), clients.attacks.value
-            enemy = clients.hostile(60 * minutes + 8)
-            pipe, most = clients.honest(60 * minutes), before
-            while not pipe.poll(1.0):
-                most = max(most, resident(process))
-            statuses, loud = pipe.recv()
-            after, began = resident(process), time.perf_counter()
-            process.send_signal(signal.SIGTERM)
-            assert process.stderr is not None
-            stopped = next(
-                line
-                for line in map(json.loads, process.stderr)
-                if line["event"] == "stopped"
-            )
-            process.wait(60)
-            ended = time.perf_counter() - began
-            enemy.join(90)
+        options = ["--token-file", str(token), "--log-decisions", f"{place}/log"]
+        with server(folder, *options) as running:
+            yield running
+
+
+def mixed_load(minutes: float) -> Iterator[Row]:
+    """All kinds at once; what must hold of honest requests, of memory and of
+    SIGTERM.
+    """
+    with served() as (process, port):
+        clients = Clients(port)
+        clients.honest(min(WARM, QUIET)).recv()
+        _, quiet = clients.honest(QUIET).recv()
+        survey(clients, quiet)
+        before, sent = resident(process), clients.attacks.value
+        enemy = clients.hostile(60 * minutes + 8)
+        pipe, most = clients.honest(60 * minutes), before
+        while not pipe.poll(1.0):
+            most = max(most, resident(process))
+        statuses, loud = pipe.recv()
+        after, began = resident(process), time.perf_counter()
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        stopped = next(
+            line
+            for line in map(json.loads, process.stderr)
+            if line["event"] == "stopped"
+        )
+        process.wait(60)
+        ended = time.perf_counter() - began
+        enemy.join(90)
     what = f"load of {minutes:g} min, {clients.attacks.value - sent:,} hostile requests"
     bad = {status: n for status, n in statuses.items() if status not in (200, 503, 429)}
     yield {

@@ -81,10 +81,10 @@ def test_what_is_no_design_is_refused(text, message):
 def test_actions_of_a_design_are_those_of_the_decider():
     unknown = Design.parse("by-action:yeti=100%,others=5%")
     with pytest.raises(InputError, match="no action is called yeti: expected common"):
-        unknown.check_names(U)
+        unknown.check_names(U.actions)
     absent = Design.parse("by-action:abstain=100%,rare=50%")
     with pytest.raises(InputError, match="common, seldom has no share: name every ac"):
-        absent.check_names(U)
+        absent.check_names(U.actions)
 
 
 def test_labels_without_a_design_are_refused_unless_all_have_one():
@@ -214,3 +214,18 @@ def test_labels_of_mistakes_would_have_written_a_decider_that_loses():
             with pytest.raises(InputError, match="say how decisions were chosen"):
                 sample(decisions, y, rows, design)
     assert claimed >= 2  # the refusal is what keeps it from being written
+
+
+def test_a_design_of_many_labels_is_read_once(monkeypatch):
+    rng, parse = np.random.default_rng(4), Design.parse
+    read = []
+    decisions, y = stream(rng, 2000)
+    rows = np.sort(rng.permutation(2000)[:400])
+
+    def count(text):
+        read.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(Design, "parse", count)
+    sample(decisions, y, rows, sent=["random:20%"] * 400)
+    assert len(read) <= 2

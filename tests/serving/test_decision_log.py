@@ -121,7 +121,7 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(
         ids = [name for each in answer for name in each["id"]]
         actions = [name for each in answer for name in each["action"]]
         status, _, body = served.ask(
-            {"ids": [*ids, "x-1"], "labels": [*labels[:120], labels[0]]},
+            {"ids": [*ids, "x-1-0"], "labels": [*labels[:120], labels[0]]},
             path="/feedback",
         )
         found = json.loads(body)
@@ -178,11 +178,229 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(
         file.write(
             '{"id": "a"}\n'
         )  # a server was killed there, and the next one went on
-    with pytest.raises(
-        rfdlc.InputError,
-        match=r"feedback.jsonl: line 122 is not an object with id and label",
-    ):
-        read_log(tmp_path)
+    with pytest.warns(UserWarning, match=r"feedback.jsonl: 1 line left out: expected"):
+        assert len(read_log(tmp_path).labels.rows) == 120
+
+
+def told(served, ids, labels):
+    given = {"ids": list(ids), "labels": list(labels)}
+    status, _, body = served.ask(given, path="/feedback")
+    return status, json.loads(body)
+
+
+def test_ids_cannot_be_guessed_and_what_the_log_never_gave_is_not_kept(
+    backend, start, scores, tmp_path
+):
+    p, labels = scores
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:20])["id"]
+        name, _, code = ids[0].rpartition("-")
+        guessed = [
+            name,
+            f"{name}-",
+            f"{name}-{'0' * len(code)}",
+            ids[0][:-1],
+            f"{ids[0]} ",
+            ids[0].upper(),
+            f"{name.replace('-', '-0')}-{code}",
+            f"{name[:-1]}1-{code}",
+            "\ud7ff-\u0661-é",
+            "x" * 10_000,
+        ]
+        status, found = told(served, guessed, labels[:1] * len(guessed))
+        assert (status, found["matched"], found["unknown"]) == (200, 0, len(guessed))
+        assert not (tmp_path / "feedback.jsonl").exists()
+        status, found = told(served, ids[:3], labels[:3])
+        assert (found["matched"], found["unknown"], found["labels"]) == (3, 0, 3)
+    assert len({one.rpartition("-")[2] for one in ids}) == 20
+
+
+def test_a_second_label_is_counted_and_the_first_one_stays(
+    backend, start, scores, tmp_path
+):
+    p, labels = scores
+    other = ["1" if label == "0" else "0" for label in labels[:4]]
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:8])["id"]
+        _, first = told(served, [*ids[:4], ids[0]], [*labels[:4], other[0]])
+        _, second = told(served, ids[:5], [*other, labels[4]])
+        _, third = told(served, ids[:4], labels[:4])
+    names = ("matched", "repeated", "conflicting")
+    assert [first[name] for name in names] == [4, 0, 1]
+    assert [second[name] for name in names] == [1, 0, 4]
+    assert [third[name] for name in names] == [0, 4, 0]
+    assert "conflicting ones were left out" in second["advice"]
+    assert third["realised_utility"] == second["realised_utility"]
+    lines = (tmp_path / "feedback.jsonl").read_text().splitlines()
+    kept = [(json.loads(line)["id"], json.loads(line)["label"]) for line in lines]
+    assert kept == list(zip(ids[:5], labels[:5], strict=True))
+    with (tmp_path / "feedback.jsonl").open("a") as file:
+        file.write(json.dumps({"id": ids[1], "label": other[1]}) + "\n")
+    with pytest.warns(UserWarning, match="1 label left out: the first label of"):
+        log = read_log(tmp_path).labels
+    expected = backend.decider.utility.classes.encode(labels[:5])
+    assert log.targets[np.argsort(log.rows)].tolist() == expected.tolist()
+
+
+def sent(served, ids, labels, **how):
+    """The answer to labels that are sent with a design or propensities."""
+    given = {"ids": list(ids), "labels": list(labels), **how}
+    status, _, body = served.ask(given, path="/feedback")
+    return status, json.loads(body)
+
+
+def test_the_last_stated_design_of_a_decision_counts_and_stays_without_one(
+    backend, start, scores, tmp_path, monkeypatch
+):
+    p, labels = scores
+    monkeypatch.setattr(decision_log, "MOST_EARLIER", 80)
+    chosen = np.sort(np.random.default_rng(0).permutation(100)[:40])
+    names = [labels[i] for i in chosen]
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        all_ids = asked(served, p[:100])["id"]
+        ids = [all_ids[i] for i in chosen]
+        _, wrong = sent(served, ids, names, labelled="random:90%")
+        _, right = sent(served, ids, names, labelled="random:40%")
+        _, again = sent(served, ids, names)
+        _, same = sent(served, ids, names, labelled="random:0.4")
+        _, chance = sent(served, ids, names, propensity=[0.4] * 40)
+        _, beyond = sent(served, ids, names, labelled="random")
+    counts = ("matched", "repeated", "not_kept")
+    assert [wrong[name] for name in counts] == [40, 0, 0]
+    for answer in (right, again, same, chance):
+        assert [answer[name] for name in counts] == [0, 40, 0]
+    assert [beyond[name] for name in counts] == [0, 0, 40]
+    assert wrong["realised_utility"] is None
+    assert "and the stated share is 0.9" in wrong["advice"]
+    for answer in (right, again, same):
+        assert answer["labelled"] == "random:0.4"
+    for answer in (chance, beyond):
+        assert answer["labelled"] == "propensity"
+    lines = (tmp_path / "feedback.jsonl").read_text().splitlines()
+    stated = [json.loads(line)["labelled"] for line in lines]
+    assert stated == ["random:0.9"] * 40 + ["random:0.4"] * 40 + ["propensity"] * 40
+    kept = read_log(tmp_path).labels
+    assert set(kept.sent) == {"propensity"}
+    assert set(kept.propensity) == {0.4}
+
+
+def test_a_conflicting_label_states_no_design(backend, start, scores, tmp_path):
+    p, labels = scores
+    other = ["1" if label == "0" else "0" for label in labels[:3]]
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:100])["id"]
+        sent(served, ids[:3], labels[:3])
+        second = [*other, *labels[3:50]]
+        _, found = sent(served, ids[:50], second, labelled="random:50%")
+    assert (found["matched"], found["conflicting"]) == (47, 3)
+    line = {"id": ids[0], "label": other[0], "labelled": "random:50%"}
+    with (tmp_path / "feedback.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.warns(UserWarning, match="1 label left out: the first label of"):
+        kept = read_log(tmp_path).labels
+    assert list(kept.sent) == [None] * 3 + ["random:0.5"] * 47
+
+
+def test_torn_lines_are_left_out_and_designs_of_others_are_read(
+    backend, start, scores, tmp_path
+):
+    p, labels = scores
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:40])["id"]
+        sent(served, ids[:20], labels[:20], labelled="random:50%")
+    damaged = {"id": ids[0], "label": labels[0], "propensity": "high"}
+    unstated = {"id": ids[30], "label": labels[30]}
+    with (tmp_path / "feedback.jsonl").open("a") as file:
+        file.write(f'{{"id": "{ids[1]}", "labe\n')
+        file.write(json.dumps(damaged) + "\n" + json.dumps(unstated) + "\n")
+    with pytest.warns(UserWarning, match="2 lines left out"):
+        kept = read_log(tmp_path).labels
+    assert kept.rows.tolist() == [*range(20), 30]
+    assert list(kept.sent) == ["random:0.5"] * 20 + [None]
+
+
+def test_designs_have_a_bound(backend, start, scores, tmp_path, monkeypatch):
+    p, labels = scores
+    monkeypatch.setattr(decision_log, "MOST_DESIGNS", 2)
+    stated = ("random:1%", "random:2%", "random:3%", "random:2%")
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:4])["id"]
+        answers = [
+            sent(served, ids[i : i + 1], labels[i : i + 1], labelled=design)
+            for i, design in enumerate(stated)
+        ]
+        long = "random:1%" + " " * 2000
+        too_long = sent(served, ids[:1], labels[:1], labelled=long)
+    assert [status for status, _ in answers] == [200, 200, 422, 200]
+    assert "expected at most 2 different designs" in answers[2][1]["detail"]
+    assert too_long[0] == 422
+    assert len((tmp_path / "feedback.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_order_of_time_holds_when_the_oldest_decisions_are_forgotten(
+    backend, start, scores, tmp_path, monkeypatch
+):
+    p, labels = scores
+    monkeypatch.setattr(decision_log, "RING", 64)
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:100])["id"]
+        _, found = told(served, ids[30:70], labels[30:70])
+    assert (found["earlier"], found["matched"]) == (6, 34)
+    assert found["labels"] == found["decisions"] == 34  # all up to the newest one
+
+
+def test_labels_of_earlier_decisions_have_a_bound(
+    backend, start, scores, tmp_path, monkeypatch
+):
+    p, labels = scores
+    monkeypatch.setattr(decision_log, "MOST_EARLIER", 5)
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:20])["id"]
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        _, first = told(served, ids[:3], labels[:3])
+        _, second = told(served, ids[:10], labels[:10])
+    assert (first["earlier"], first["not_kept"]) == (3, 0)
+    assert (second["earlier"], second["not_kept"]) == (2, 8)
+    assert len((tmp_path / "feedback.jsonl").read_text().splitlines()) == 5
+    (tmp_path / "ids.key").write_bytes(b"short")
+    with pytest.raises(rfdlc.InputError, match="has 5 bytes, expected 32"):
+        DecisionLog(tmp_path)
+
+
+def test_a_full_disk_tears_no_line(backend, start, scores, tmp_path):
+    """A limit on the size of files stands for the disk: a write first does a part."""
+    import resource
+
+    p, labels = scores
+    file = tmp_path / "feedback.jsonl"
+    file.write_bytes((b" " * 999 + b"\n") * 4000)  # more than this process writes
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:40])["id"]
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_150, limits[1]))
+        try:
+            failed = told(served, ids, labels[:40])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        size = file.stat().st_size
+        again = told(served, ids, labels[:40])
+    assert failed[0] == 503
+    assert "could not be written" in failed[1]["detail"]
+    assert size == 4_000_000
+    assert (again[0], again[1]["matched"], again[1]["repeated"]) == (200, 40, 0)
+
+
+def test_a_new_line_is_never_joined_to_a_torn_one(backend, start, scores, tmp_path):
+    p, labels = scores
+    file = tmp_path / "feedback.jsonl"
+    file.write_bytes(b'{"id": "3f2a9c01-17-00\xff')
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = asked(served, p[:60])["id"]
+        assert told(served, ids, labels[:60])[1]["matched"] == 60
+    with pytest.warns(UserWarning, match="1 line left out"):
+        assert len(read_log(tmp_path).labels.rows) == 60
+    with pytest.warns(UserWarning, match="1 line left out"):
+        rfdlc.recalibrate(tmp_path, tmp_path / "new.json")
 
 
 def test_feedback_and_recalibrate_give_the_same_numbers(
@@ -262,7 +480,7 @@ def test_labels_after_a_restart_and_of_an_earlier_decider_are_matched_with_the_l
         found = json.loads(
             served.ask({"ids": ids, "labels": labels[:120]}, path="/feedback")[2]
         )
-    assert (found["matched"], found["unknown"]) == (0, 120)
+    assert (found["matched"], found["earlier"], found["unknown"]) == (0, 120, 0)
     assert (
         "are kept: rfdlc watch and rfdlc recalibrate match them with the log"
         in found["advice"]

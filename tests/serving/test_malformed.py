@@ -223,8 +223,8 @@ def test_sizes_and_kinds(served):
     ):
         assert served.ask({"arrays": GOOD}, Content_Type=kind)[0] == 415
     assert served.ask({"arrays": GOOD}, path="/decide?full=" + SECRET)[0] == 422
-    assert served.ask({"arrays": GOOD}, path="/nothing")[0] == 404
-    assert served.ask({"arrays": GOOD}, method="PUT")[0] == 405
+    assert served.ask({"arrays": GOOD}, path="/nothing")[0] == 413
+    assert served.ask({"arrays": GOOD}, method="PUT")[0] == 413
 
 
 @pytest.mark.skipif(

@@ -89,17 +89,17 @@ class Design:
             _check_ends(names, text)
         return cls(kind, tuple(shares))
 
-    def check_names(self, utility: Utility) -> None:
-        """Refuse names that are no action of the utility."""
+    def check_names(self, actions: Sequence[str]) -> None:
+        """Refuse names that are none of these actions."""
         if self.kind == BY_ACTION:
-            self._of_action(utility)
+            self._of_action(actions)
 
     def strata(self, utility: Utility, actions: Indices, confidence: Any) -> Indices:
         """The stratum (N,) of each decision, inside of which all had the same chance of
         a label: its place in `shares`.
         """
         if self.kind == BY_ACTION:
-            return self._of_action(utility)[actions]
+            return self._of_action(utility.actions)[actions]
         if self.kind == BY_CONFIDENCE:
             ends = [float(name) for name, _ in self.shares]
             # The same region whatever the scores are stored as.
@@ -163,23 +163,23 @@ class Design:
         )
         return f"{self.kind}:{stated}" if stated else self.kind
 
-    def _of_action(self, utility: Utility) -> Indices:
+    def _of_action(self, actions: Sequence[str]) -> Indices:
         """The stratum of each action (A,)."""
         names = [name for name, _ in self.shares]
-        unknown = [n for n in names if n not in utility.actions and n != OTHERS]
+        unknown = [n for n in names if n not in actions and n != OTHERS]
         if unknown:
             raise InputError(
                 f"labelled '{self}': no action is called {listing(unknown)}: expected"
-                f" {listing(utility.actions)}, or {OTHERS}"
+                f" {listing(actions)}, or {OTHERS}"
             )
-        absent = [name for name in utility.actions if name not in names]
+        absent = [name for name in actions if name not in names]
         if absent and OTHERS not in names:
             raise InputError(
                 f"labelled '{self}': {listing(absent)} has no share: name every action,"
                 f" or add {OTHERS}=SHARE"
             )
         return np.array(
-            [names.index(n if n in names else OTHERS) for n in utility.actions],
+            [names.index(n if n in names else OTHERS) for n in actions],
             dtype=np.int64,
         )
 
@@ -302,8 +302,10 @@ def sampled(
 
 def _design(labels: Labels, requested: str | None) -> tuple[Design, NDArray[np.bool_]]:
     """The design to use, and which labels (n,) it chose."""
-    sent = [None if text is None else str(Design.parse(text)) for text in labels.sent]
-    designs = sorted({text for text in sent if text is not None})
+    texts = {text for text in labels.sent if text is not None}
+    names = {text: str(Design.parse(text)) for text in texts}
+    sent = [None if text is None else names[text] for text in labels.sent]
+    designs = sorted(set(names.values()))
     if requested is not None:
         design = Design.parse(requested)
         name = str(design) if str(design) in designs else None

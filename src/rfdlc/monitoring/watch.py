@@ -140,42 +140,67 @@ def read_log(
 
 
 def _labels(path: Path, ids: NDArray[np.str_], decider: Decider) -> Labels | None:
-    """Labels of decisions; the last label of a decision counts, and the last design
-    that chose it.
+    """Labels of decisions; the first label of a decision counts, and the last design
+    that was stated with it.
+
+    Lines that cannot be read, as a full disk or a loss of power leaves them, and labels
+    that conflict with the first one are left out, and counted in a warning.
     """
     if not path.is_file():
         return None
-    where, found = (
-        {name: i for i, name in enumerate(ids.tolist())},
-        dict[int, str](),
-    )
-    designs, propensities = dict[int, str](), dict[int, float]()
-    text = path.read_text(encoding="utf-8")
-    for number, line in enumerate(
-        text[: text.rfind("\n") + 1].splitlines(), 1
-    ):  # a server may write the next one
+    where = {name: i for i, name in enumerate(ids.tolist())}
+    labels = dict[int, str]()
+    stated = dict[int, tuple[str, float]]()  # designs and propensities
+    torn = conflicting = 0
+    content = path.read_bytes()
+    # What follows the last line end is being written.
+    for line in content[: content.rfind(b"\n") + 1].splitlines():
         try:
             entry = parse_json(line)
-            if entry["id"] in where:
-                row = where[entry["id"]]
-                found[row] = str(entry["label"])
-                if entry.get("propensity") is not None:
-                    propensities[row] = float(entry["propensity"])
-                    designs[row] = PROPENSITY
-                elif entry.get("labelled") is not None:
-                    designs[row] = str(entry["labelled"])
-        except (ValueError, KeyError, TypeError):
-            raise InputError(
-                f"{path}: line {number} is not an object with id and label: remove it"
-            ) from None
-    if not found:
+            row = where.get(entry["id"])
+            label = str(entry["label"])
+            design = _design_of(entry)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            torn += 1
+            continue
+        if row is None:
+            continue
+        if labels.setdefault(row, label) != label:
+            conflicting += 1
+        elif design is not None:
+            stated[row] = design
+    if torn:
+        warnings.warn(
+            f"{path}: {counted(torn, 'line')} left out: expected objects with id and"
+            " label",
+            stacklevel=2,
+        )
+    if conflicting:
+        warnings.warn(
+            f"{path}: {counted(conflicting, 'label')} left out: the first label of a"
+            " decision counts, and these conflict with it",
+            stacklevel=2,
+        )
+    if not labels:
         return None
+    designs = [stated.get(row, (None, np.nan)) for row in labels]
     return Labels(
-        np.array(list(found)),
-        encode_targets(list(found.values()), decider.utility.classes),
-        [designs.get(row) for row in found],
-        np.array([propensities.get(row, np.nan) for row in found]),
+        np.array(list(labels)),
+        encode_targets(list(labels.values()), decider.utility.classes),
+        [design for design, _ in designs],
+        np.array([propensity for _, propensity in designs]),
     )
+
+
+def _design_of(entry: dict[str, Any]) -> tuple[str, float] | None:
+    """The design that a label was sent with, and its propensity, NaN of other
+    designs.
+    """
+    if entry.get("propensity") is not None:
+        return PROPENSITY, float(entry["propensity"])
+    if entry.get("labelled") is not None:
+        return str(entry["labelled"]), np.nan
+    return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,6 @@ from fastapi import FastAPI, HTTPException, Request, Security
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rfdlc import __version__
@@ -33,6 +32,7 @@ from rfdlc.errors import InputError
 from rfdlc.monitoring.feedback import decider_version, on_top
 from rfdlc.predicting.onnx_model import check_rule
 from rfdlc.probabilities.uncertainty import mutual_information
+from rfdlc.serving.admission import Admission, Admitted, Share
 from rfdlc.serving.backend import (
     LOGGER,
     Answer,
@@ -95,14 +95,6 @@ OF_FORM = {
 }
 
 
-@dataclass
-class Load:
-    """What the requests to all models hold."""
-
-    held: int = 0  # bytes of bodies in memory
-    waiting: int = 0  # requests that were accepted and not answered yet
-
-
 class Service:
     """One version of a model, its queue and its metrics."""
 
@@ -110,16 +102,14 @@ class Service:
         self,
         backend: Backend,
         limits: Limits,
-        load: Load,
         name: str,
         version: str,
         log: DecisionLog | None = None,
         decider: Path | None = None,
     ) -> None:
-        self.backend, self.limits, self.load, self.log, self._loaded = (
+        self.backend, self.limits, self.log, self._loaded = (
             backend,
             limits,
-            load,
             log,
             backend,
         )
@@ -189,16 +179,14 @@ class Service:
                 handler.flush()
 
     async def respond(
-        self, scope: Scope, receive: Receive, full: bool = False, infer: bool = False
+        self,
+        headers: Mapping[bytes, bytes],
+        admitted: Admitted,
+        full: bool = False,
+        infer: bool = False,
     ) -> Response:
-        """Admit a request, read its body and answer it, each within its limits."""
-        headers, metrics, limits, loop = (
-            dict(scope["headers"]),
-            self.metrics,
-            self.limits,
-            asyncio.get_running_loop(),
-        )
-        length, load = _content_length(headers), self.load
+        """Answer a request that was admitted."""
+        body, metrics = admitted.body, self.metrics
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         require(
             kind in ((JSON,) if infer else READ_AS), JSON_ONLY if infer else TYPES, 415
@@ -208,64 +196,33 @@ class Service:
             "expected JSON without binary data",
             400,
         )
-        require(
-            length <= limits.body,
-            f"the body is too large: expected at most {limits.body:,} bytes",
-            413,
-        )
-        free = load.waiting < limits.requests and load.held + length <= limits.held
-        require(free, "too many requests are waiting: try again in a moment", 429)
-        metrics.accepted += 1
-        load.held, load.waiting = load.held + length, load.waiting + 1
-        late, reading = (408, "the body was not complete"), None
         how = "infer" if infer else READ_AS[kind]
+        metrics.accepted += 1
         try:
-            async with asyncio.timeout(limits.seconds) as timeout:
-                body = await Request(scope, receive).body()
-                timeout.reschedule(loop.time() + limits.seconds)
-                late = 503, "no answer"
-                if length <= PARSED_INLINE and kind == JSON and b'"images"' not in body:
-                    question = self.inference.work[how](body, 0.0)
-                else:
-                    given: Any = (
-                        (headers[b"content-type"], body) if how == "form" else body
-                    )
-                    reading = self._decoders.submit(
-                        self._work, how, given, time.monotonic() + limits.seconds
-                    )
-                    question = await asyncio.wrap_future(reading)
-                asked, utility = (
-                    question.pop("infer", None),
-                    question.pop("utility", None),
-                )
-                doubts = question.pop("warnings", [])
-                answer = await self._answer(question)
-                named: dict[str, Any] = {"decider": decider_version(answer.decider)}
-                if doubts:
-                    named["warnings"] = doubts
-                    metrics.count_unseen(len(answer.probabilities))
-                if (
-                    self.log is not None and utility is None
-                ):  # others are not decisions of the decider
-                    named["id"] = self.log.add(answer)
-                given = answer, utility, full, asked, named
-                if answer.is_small(utility, full or infer):
-                    answer, content = self.inference.encode(given, 0.0)
-                else:
-                    reading = self._decoders.submit(
-                        self._work, "encode", given, time.monotonic() + limits.seconds
-                    )
-                    answer, content = await asyncio.wrap_future(reading)
-        except ClientDisconnect:
-            raise HTTPException(
-                400, "the connection was closed before the body was complete"
-            ) from None
-        except TimeoutError:
-            require(
-                False,
-                f"{late[1]} within {limits.seconds:g} s: try again later",
-                late[0],
+            if len(body) <= PARSED_INLINE and kind == JSON and b'"images"' not in body:
+                question = self.inference.work[how](body, 0.0)
+            else:
+                given: Any = (headers[b"content-type"], body) if how == "form" else body
+                question = await self._by_worker(admitted, how, given)
+            asked, utility = (
+                question.pop("infer", None),
+                question.pop("utility", None),
             )
+            doubts = question.pop("warnings", [])
+            answer = await self._answer(question)
+            named: dict[str, Any] = {"decider": decider_version(answer.decider)}
+            if doubts:
+                named["warnings"] = doubts
+                metrics.count_unseen(len(answer.probabilities))
+            if (
+                self.log is not None and utility is None
+            ):  # others are not decisions of the decider
+                named["id"] = self.log.add(answer)
+            given = answer, utility, full, asked, named
+            if answer.is_small(utility, full or infer):
+                answer, content = self.inference.encode(given, 0.0)
+            else:
+                answer, content = await self._by_worker(admitted, "encode", given)
         except Unavailable:
             require(False, "the model is being loaded again: try again later", 503)
         except (
@@ -278,17 +235,22 @@ class Service:
             raise HTTPException(422, TOO_LARGE + absent) from None
         finally:
             metrics.answered += 1
-            load.waiting -= 1
-            if reading is None:
-                self._release(length)
-            else:
-                # A request that is given up counts as held until the thread drops its
-                # body.
-                reading.add_done_callback(
-                    lambda _: loop.call_soon_threadsafe(self._release, length)
-                )
         metrics.count_decisions(answer)
         return Response(content, media_type="application/json")
+
+    async def _by_worker(self, admitted: Admitted, kind: str, given: Any) -> Any:
+        """Work that a process does, while the event loop goes on."""
+        deadline = time.monotonic() + self.limits.seconds
+        admitted.work = self._decoders.submit(self._work, kind, given, deadline)
+        return await asyncio.wrap_future(admitted.work)
+
+    async def take_labels(self, admitted: Admitted) -> dict[str, Any]:
+        """Keep the labels of a request: what decisions were worth, and what to do."""
+        assert self.log is not None
+        actions = self.backend.decider.utility.actions
+        given = admitted.body, self.log.ids, actions
+        labels = await self._by_worker(admitted, "labels", given)
+        return await self.log.answer(labels, self.backend.decider, self.metrics)
 
     async def _answer(self, question: dict[str, Any]) -> Answer:
         ((kind, values),) = question.items()
@@ -314,9 +276,6 @@ class Service:
         finally:
             self._free.put(worker)
 
-    def _release(self, length: int) -> None:
-        self.load.held -= length
-
 
 class AccessMiddleware:
     """Token, Host and header checks; metrics and one log line per request; a response
@@ -324,11 +283,17 @@ class AccessMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, services: "dict[str, Service]", name: str, token: str | None
+        self,
+        app: ASGIApp,
+        services: "dict[str, Service]",
+        admission: Admission,
+        name: str,
+        token: str | None,
     ) -> None:
-        self.app, self.services, self.name, self.service = (
+        self.app, self.services, self.admission, self.name, self.service = (
             app,
             services,
+            admission,
             name,
             next(iter(services.values())),
         )
@@ -349,38 +314,32 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status, app, path = time.perf_counter(), 0, self.app, scope["path"]
+        began, status, path = time.perf_counter(), 0, scope["path"]
         connection, headers = (
             scope.get("state", {}).get("connection"),
             dict(scope["headers"]),
         )
+        length = _content_length(headers)
+        admitted: Admitted | None = None
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
+            if admitted is not None:
+                admitted.answered()
             status = message.get("status", status)
             await send(message)
 
         if connection is not None:
             most = DRAINED * self.service.limits.body
-            connection.begin_request(
-                min(_content_length(headers), most), b"transfer-encoding" in headers
-            )
+            connection.begin_request(min(length, most), b"transfer-encoding" in headers)
         try:
             self._check(
                 path, headers, sum(map(len, chain.from_iterable(scope["headers"])))
             )
-            if (
-                path == "/decide" and scope["method"] == "POST"
-            ):  # past the router, whose layers cost a third
-                known = self._queries.get(scope["query_string"])
-                if known is None:
-                    raise HTTPException(422, QUERY.format(", ".join(self.services)))
-                app = await known[0].respond(scope, receive, known[1])
-            elif scope["method"] == "POST" and (found := INFER.fullmatch(path)):
-                app = await self._found(*found.groups()).respond(
-                    scope, receive, infer=True
-                )
-            await app(scope, receive, send_and_note)
+            share = self._share(scope["method"], path)
+            async with self.admission.admit(share, length, scope, receive) as admitted:
+                app = await self._answer(scope, headers, admitted)
+                await app(scope, admitted.receive, send_and_note)
         except Exception as error:
             if not isinstance(
                 error, HTTPException
@@ -400,10 +359,12 @@ class AccessMiddleware:
                 error = HTTPException(500, "the server failed; the failure was logged")
             if not status:
                 name = "error" if path.startswith("/v2") else "detail"
-                refusal = JSONResponse(
-                    {name: error.detail}, error.status_code, error.headers
-                )
-                await refusal(scope, receive, send_and_note)
+                with suppress(HTTPException):  # too late for any answer
+                    async with self.admission.refuse() as admitted:
+                        refusal = JSONResponse(
+                            {name: error.detail}, error.status_code, error.headers
+                        )
+                        await refusal(scope, receive, send_and_note)
         finally:
             if connection is not None:
                 connection.end_request()
@@ -422,6 +383,34 @@ class AccessMiddleware:
             logging.INFO if status < 500 else logging.ERROR,
             **fields,
         )
+
+    def _share(self, method: str, path: str) -> Share:
+        """The limits that a route shares with others like it."""
+        if path in OPEN:
+            return self.admission.probes
+        if method == "POST" and (path == "/decide" or INFER.fullmatch(path)):
+            return self.admission.decisions
+        if method == "POST" and path == "/feedback":
+            return self.admission.feedback
+        return self.admission.others
+
+    async def _answer(
+        self, scope: Scope, headers: dict[bytes, bytes], admitted: Admitted
+    ) -> ASGIApp:
+        """What writes the answer: of routes that decide past the router, whose layers
+        cost a third.
+        """
+        path = scope["path"]
+        if scope["method"] == "POST" and path == "/decide":
+            known = self._queries.get(scope["query_string"])
+            if known is None:
+                raise HTTPException(422, QUERY.format(", ".join(self.services)))
+            return await known[0].respond(headers, admitted, known[1])
+        if scope["method"] == "POST" and (found := INFER.fullmatch(path)):
+            service = self._found(*found.groups())
+            return await service.respond(headers, admitted, infer=True)
+        scope["admitted"] = admitted
+        return self.app
 
     def _found(self, name: str, version: str | None) -> Service:
         service = self.services.get(version) if version else self.service
@@ -470,13 +459,6 @@ class AccessMiddleware:
                 " token",
                 401,
             )
-        takes = path in ("/decide", "/feedback") or INFER.fullmatch(path)
-        bodiless = not takes and (path in PATHS or path.startswith("/v2/"))
-        only = (
-            "expected no body: only POST /decide, /feedback and /v2/models/NAME/infer"
-            " accept one"
-        )
-        require(not (bodiless and _content_length(headers)), only, 413)
 
 
 def create_app(
@@ -491,15 +473,13 @@ def create_app(
     first is the default.
     """
     versions = backend if isinstance(backend, Mapping) else {"1": backend}
-    load, name = Load(), name or next(iter(versions.values())).name
+    limits, name = limits or Limits(), name or next(iter(versions.values())).name
+    admission = Admission(limits)
     kept, files = (
         logs or {},
         {next(iter(versions)): decider},
     )  # of the default version alone
-    each = {
-        v: (limits or Limits(), load, name, v, kept.get(v), files.get(v))
-        for v in versions
-    }
+    each = {v: (limits, name, v, kept.get(v), files.get(v)) for v in versions}
     services = {v: Service(own, *each[v]) for v, own in versions.items()}
     service = next(iter(services.values()))
 
@@ -508,6 +488,7 @@ def create_app(
         async with AsyncExitStack() as stack:
             for own in services.values():
                 await stack.enter_async_context(own.running())
+            app.openapi()  # made once, before requests come
             yield
 
     app = FastAPI(
@@ -522,7 +503,14 @@ def create_app(
     )
     app.state.draining = False  # since SIGTERM
     app.state.workers = [worker for own in services.values() for worker in own.workers]
-    app.add_middleware(AccessMiddleware, services=services, name=name, token=token)
+    app.state.admission = admission
+    app.add_middleware(
+        AccessMiddleware,
+        services=services,
+        admission=admission,
+        name=name,
+        token=token,
+    )
     content: dict[str, Any] = {"application/json": {"schema": service.reader.schema}}
     if service.reader.files:
         content |= {kind: {"schema": BINARY} for kind in IMAGE_TYPES} | {
@@ -537,7 +525,8 @@ def create_app(
     )
     async def decide(request: Request, full: bool = False) -> Response:
         """Decide images, arrays, rows of a table, or probabilities of any model."""
-        return await service.respond(request.scope, request.receive, full)
+        headers, admitted = dict(request.scope["headers"]), request.scope["admitted"]
+        return await service.respond(headers, admitted, full)
 
     @app.post("/feedback", **FEEDBACK_ROUTE)
     async def feedback(request: Request, version: str | None = None) -> JSONResponse:
@@ -554,11 +543,9 @@ def create_app(
             raise HTTPException(
                 404, "this server logs no decisions: start it with --log-decisions DIR"
             )
-        return JSONResponse(
-            await own.log.answer(
-                request, own.backend.decider, own.metrics, own.limits.seconds
-            )
-        )
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        require(kind.encode() == JSON, JSON_ONLY, 415)
+        return JSONResponse(await own.take_labels(request.scope["admitted"]))
 
     @app.get("/health")
     @app.get("/v2/health/live")

@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,26 +20,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastapi import Request
+from fastapi import HTTPException
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
 
 from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.rules import UNFAMILIAR
 from rfdlc.errors import InputError, expect
 from rfdlc.formats.files import replacing
 from rfdlc.formats.identity import digest_of_files
-from rfdlc.monitoring.designs import PROPENSITY, Design, Labels, sampled
+from rfdlc.monitoring import designs
 from rfdlc.monitoring.feedback import FEWEST, Realised, decider_version, realised_by
 from rfdlc.monitoring.monitor import Decided, Monitor, Reference
 from rfdlc.monitoring.watch import DECIDERS, LABELS
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.scores import CORRECTED, KIND
 from rfdlc.serving.backend import MONTH, Answer
+from rfdlc.serving.labels import Feedback, Ids, ReceivedLabels, append
 from rfdlc.serving.metrics import Metrics
-from rfdlc.serving.requests import Refusal, require
+from rfdlc.serving.requests import HEADERS, Refusal, require
 
 LOGGER = logging.getLogger("rfdlc.serve")
 GATHERED, ROWS, SECONDS, FILES = (
@@ -55,13 +52,11 @@ MONITORED = (
     1_000,
     1_000_000,
 )  # of a file so many samples are tested at least, and so many probabilities at most
-LOGGED = ("time", "action", "expected_utility", "reason")
-MOST_LABELS, LONGEST, MOST_BYTES = 10_000, 200, 2**21
+LOGGED = ("id", "time", "action", "expected_utility", "reason")
+# Lines of labels beyond the first one of each decision in the ring: labels of decisions
+# of earlier processes, or out of the ring, and designs that are stated again.
+MOST_EARLIER = RING
 MOST_DESIGNS = 100  # of labels that one process receives
-FEEDBACK = (
-    f"expected ids and labels, two lists of the same length, up to {MOST_LABELS:,}, and"
-    " optionally labelled (how decisions were chosen for labels) and propensity"
-)
 UNKNOWN = (
     "realised_utility",
     "interval",
@@ -69,28 +64,25 @@ UNKNOWN = (
     "utility_gap",
     "utility_gap_interval",
 )  # without labels
-KEPT = (
-    "labels of ids unknown to this process are kept: rfdlc watch and rfdlc recalibrate"
-    " match them with the log"
+EARLIER = (
+    "labels of earlier decisions are kept: rfdlc watch and rfdlc recalibrate match them"
+    " with the log"
 )
-
-
-class Feedback(BaseModel):
-    """Labels that came later, by the ids of answers; `labelled` says how decisions were
-    chosen for them, a propensity is the probability with which one was.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    ids: list[str] = Field(min_length=1, max_length=MOST_LABELS)
-    labels: list[str] = Field(min_length=1, max_length=MOST_LABELS)
-    propensity: list[float] | None = Field(None, max_length=MOST_LABELS)
-    labelled: str | None = Field(None, max_length=10 * LONGEST)
-
+NOT_KEPT = (
+    "too many labels of earlier decisions, or designs that were stated again, came,"
+    f" over {MOST_EARLIER:,}: those after were not kept; restart the server before you"
+    " send them again"
+)
+CONFLICTING = "the first label of a decision counts: conflicting ones were left out"
+NOT_WRITTEN = (
+    "the labels could not be written to the log, and none of them counts: send them"
+    " again when its disk has space"
+)
 
 FEEDBACK_ROUTE: dict[str, Any] = {
     "responses": {
         status: {"model": Refusal}
-        for status in (400, 401, 404, 408, 411, 413, 415, 422)
+        for status in (400, 401, 404, 408, 411, 413, 415, 422, 429, 503)
     },
     "openapi_extra": {
         "requestBody": {
@@ -112,6 +104,21 @@ class _Block:
     columns: dict[str, Any]  # those of LOGGED, one entry per decision
 
 
+@dataclass(frozen=True)
+class _Ring:
+    """A copy of what is known of the last decisions, at their places in the ring."""
+
+    numbered: int  # decisions so far
+    mine: NDArray[np.bool_]  # whether the decider is the one that is asked for
+    label: NDArray[np.int32]  # -1 is none
+    action: NDArray[np.int32]
+    confidence: NDArray[np.float32]
+    expected: NDArray[np.float64]
+    propensity: NDArray[np.float64]  # NaN where none was sent
+    design: NDArray[np.int32]  # the place in `designs`
+    designs: list[str | None]
+
+
 class DecisionLog:
     """The log of one version of a model; used on the event loop, except for what
     `_write` does in its thread.
@@ -125,12 +132,12 @@ class DecisionLog:
             os.access(folder, os.W_OK),
             f"--log-decisions {folder}: cannot be written; choose another folder",
         )
-        self.folder, self.prefix, self.held_out = folder, secrets.token_hex(4), held_out
+        self.folder, self.ids, self.held_out = folder, Ids.of_log(folder), held_out
         self.monitor: Monitor | None = None
         self.per_month = per_month
         self.dropped = 0
         self._count, self._written, self._queued = 0, time.monotonic(), 0
-        self._answers: list[tuple[float, Answer]] = []
+        self._answers: list[tuple[float, list[str], Answer]] = []
         self._blocks: list[_Block] = []
         self._thread = ThreadPoolExecutor(1, "decision-log")
         self._of_version = np.zeros(RING, dtype=np.int32)  # 0: none
@@ -141,17 +148,24 @@ class DecisionLog:
         self._expected, self._propensity = np.zeros(RING), np.full(RING, np.nan)
         self._label = np.full(RING, -1, dtype=np.int32)
         self._design = np.zeros(RING, dtype=np.int32)  # the place in `_designs`
-        self._designs: list[str | None] = [None]
+        self._designs: dict[str | None, int] = {None: 0}  # their places
         self._versions: dict[str, int] = {}
+        self._writing = asyncio.Lock()  # labels are judged and written one by one
+        self._estimating = asyncio.Lock()
+        self._received = 0  # requests with labels
+        self._estimated = (0, "")  # of them, and the version of the decider
+        self._earlier = 0  # lines that count towards MOST_EARLIER
+        self._learned: tuple[Realised | None, str] = (None, "")
 
     def add(self, answer: Answer) -> list[str]:
         """Log decisions that were made; their ids."""
         size = len(answer.probabilities)
         first, self._count = self._count, self._count + size
-        self._answers.append((time.time(), answer))
+        ids = self.ids.of(first, size)
+        self._answers.append((time.time(), ids, answer))
         if len(self._answers) >= GATHERED:
             self._gather()
-        return [f"{self.prefix}-{i}" for i in range(first, first + size)]
+        return ids
 
     def tend(self) -> None:
         """Write what has waited long enough; called once per second."""
@@ -168,167 +182,158 @@ class DecisionLog:
         self._thread.shutdown()
 
     async def answer(
-        self, request: Request, decider: Decider, metrics: Metrics, seconds: float
+        self, labels: ReceivedLabels, decider: Decider, metrics: Metrics
     ) -> dict[str, Any]:
         """Keep the labels of a request: what decisions were worth, and what to do."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        require(
-            kind == "application/json", "expected content type application/json", 415
-        )
-        length = request.headers.get("content-length", "0")
-        fits = length.isdecimal() and len(length) < 20 and int(length) <= MOST_BYTES
-        require(
-            fits, f"the body is too large: expected at most {MOST_BYTES:,} bytes", 413
-        )
-        try:
-            async with asyncio.timeout(seconds):
-                body = await request.body()
-        except (TimeoutError, ClientDisconnect):
-            require(False, "the body was not complete: try again", 408)
-        found, lines = self.receive(body, decider)
-        realised, refused = None, ""
-        try:
-            realised = self.learn(found, decider)
-        except InputError as error:
-            refused = f"no estimate from these labels, which are kept: {error}"
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        await asyncio.wrap_future(
-            self._thread.submit(_append, self.folder / LABELS, text)
-        )
-        metrics.count_feedback(len(found), realised)
-        known = {
-            "matched": len(found),
-            "unknown": len(lines) - len(found),
-            "decider": decider_version(decider),
-        }
+        async with self._writing:
+            self._check_designs(labels.design)
+            counts, kept = self._judge(labels)
+            if kept.any():
+                await self._keep([labels.lines[row] for row in np.flatnonzero(kept)])
+            self._take(labels, kept)
+            self._earlier += int(kept.sum()) - counts["matched"]
+        realised, refused = await self._estimate(decider)
+        metrics.count_feedback(counts["matched"], realised)
         values: dict[str, Any] = (
             dict.fromkeys(UNKNOWN) if realised is None else realised.to_dict()
         )
-        said = refused or advice(realised, metrics.moved)
+        said = [refused or advice(realised, metrics.moved)]
+        if counts["earlier"]:
+            said.append(EARLIER)
+        if counts["not_kept"]:
+            said.append(NOT_KEPT)
+        if counts["conflicting"]:
+            said.append(CONFLICTING)
         return {
-            **known,
+            **counts,
+            "decider": decider_version(decider),
             **values,
-            "advice": f"{said}; {KEPT}" if known["unknown"] else said,
+            "advice": "; ".join(said),
         }
 
-    def receive(
-        self, body: bytes, decider: Decider
-    ) -> tuple[list[tuple[int, int, float, int]], list[dict[str, Any]]]:
-        """Checked labels: (place, class, propensity, design) of those that are known
-        here, and the lines to keep.
-        """
+    async def _keep(self, lines: list[bytes]) -> None:
+        """Write all lines, or refuse the request."""
+        text = b"".join(lines)
         try:
-            given = Feedback.model_validate(from_json(body))
-        except (ValueError, ValidationError, RecursionError):
-            require(False, FEEDBACK)
-        chances = given.propensity or [np.nan] * len(given.ids)
-        require(len(given.ids) == len(given.labels) == len(chances), FEEDBACK)
-        right = given.propensity is None or all(0 < chance <= 1 for chance in chances)
-        require(right, "propensity: expected probabilities above 0, at most 1")
-        design = self._read_design(given, decider)
-        names = {name: i for i, name in enumerate(decider.utility.classes.names)}
-        require(
-            all(label in names for label in given.labels),
-            "labels: expected names of classes",
-        )
-        found, lines, now = [], [], time.time()
-        for name, label, chance in zip(given.ids, given.labels, chances, strict=True):
-            prefix, _, number = name[:LONGEST].partition("-")
-            if (
-                prefix == self.prefix
-                and number.isdecimal()
-                and 0 <= self._count - 1 - int(number) < RING
-            ):
-                found.append((int(number), names[label], chance, design))
-            lines.append({"id": name[:LONGEST], "label": label, "time": now})
-            lines[-1] |= {} if np.isnan(chance) else {"propensity": chance}
-            if design:
-                lines[-1]["labelled"] = self._designs[design]
-        return found, lines
-
-    def _read_design(self, given: Feedback, decider: Decider) -> int:
-        """The place of the stated design in `_designs`."""
-        stated = given.labelled
-        if stated is None and given.propensity is not None:
-            stated = PROPENSITY
-        if stated is None:
-            return 0
-        try:
-            design = Design.parse(stated)
-            design.check_names(decider.utility)
-        except InputError as error:
-            require(False, str(error))
-        require(
-            (design.kind == PROPENSITY) == (given.propensity is not None),
-            "labelled: propensity needs a propensity of each label, and other designs"
-            " have none",
-        )
-        if str(design) not in self._designs:
-            require(
-                len(self._designs) <= MOST_DESIGNS,
-                f"labelled: expected at most {MOST_DESIGNS} designs",
+            await asyncio.wrap_future(
+                self._thread.submit(append, self.folder / LABELS, text)
             )
-            self._designs.append(str(design))
-        return self._designs.index(str(design))
+        except OSError as error:
+            fields = {"error": type(error).__name__, "labels": len(lines)}
+            LOGGER.error("labels were not kept", extra={"fields": fields})
+            raise HTTPException(503, NOT_WRITTEN, HEADERS[503]) from None
 
-    def learn(
-        self, found: list[tuple[int, int, float, int]], decider: Decider
-    ) -> Realised | None:
-        """The realised utility of the decisions of this decider, from all labels so
-        far.
+    def _check_designs(self, design: str | None) -> None:
+        require(
+            design in self._designs or len(self._designs) <= MOST_DESIGNS,
+            f"labelled: expected at most {MOST_DESIGNS} different designs until the"
+            " server is restarted",
+        )
 
-        Raises
-        ------
-        InputError
-            If labels do not stand for all decisions.
+    def _judge(
+        self, labels: ReceivedLabels
+    ) -> tuple[dict[str, int], NDArray[np.bool_]]:
+        """Counts of what the labels of a request are, and which of them are kept.
+
+        The first label of a decision counts, and the last design that was stated for
+        it: a label that was there already is kept again where its design is new.
         """
         self._gather()
-        for number, label, chance, design in found:
-            self._label[number % RING], self._propensity[number % RING] = label, chance
-            if design:
-                self._design[number % RING] = design
-        mine = np.flatnonzero(
-            self._of_version == self._versions.get(decider_version(decider), -1)
-        )
-        mine = mine[np.argsort((mine - self._numbered) % RING)]  # in the order of time
-        rows = np.flatnonzero(self._label[mine] >= 0)
-        if not len(rows):
-            return None
-        labels = Labels(
-            rows,
-            self._label[mine[rows]].astype(np.int64),
-            [self._designs[place] for place in self._design[mine[rows]]],
-            self._propensity[mine[rows]],
-        )
-        actions = self._action[mine].astype(np.int64)
-        expected = self._expected[mine]
-        sample = sampled(
-            labels, decider.utility, actions, self._confidence[mine], expected
-        )
-        return realised_by(sample, decider.utility, actions, expected)
+        here = self._holds(labels.numbers)
+        before = np.where(here, self._label[labels.numbers % RING], -1)
+        taken = here & (before < 0)
+        repeated = here & (before == labels.targets)
+        conflicting = here & (before >= 0) & (before != labels.targets)
+        restated = repeated & self._states_another_design(labels)
+        further = ~here | restated
+        not_kept = further & (np.cumsum(further) > MOST_EARLIER - self._earlier)
+        counts = {
+            "matched": int(taken.sum()),
+            "earlier": int((~here & ~not_kept).sum()),
+            "repeated": int((repeated & ~not_kept).sum()) + labels.repeated,
+            "conflicting": int(conflicting.sum()) + labels.conflicting,
+            "unknown": labels.unknown,
+            "not_kept": int(not_kept.sum()),
+        }
+        return counts, taken | (further & ~not_kept)
+
+    def _states_another_design(self, labels: ReceivedLabels) -> NDArray[np.bool_]:
+        """Whether a design or propensity differs from what the ring has for its
+        decision.
+        """
+        if labels.design is None:
+            return np.zeros(len(labels.numbers), dtype=np.bool_)
+        spots = labels.numbers % RING
+        differs = self._design[spots] != self._designs.get(labels.design, -1)
+        if labels.design == designs.PROPENSITY:
+            differs |= self._propensity[spots] != labels.propensity
+        return differs
+
+    def _holds(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which decisions of this process are still in the ring."""
+        return (numbers >= max(0, self._numbered - RING)) & (numbers < self._numbered)
+
+    def _take(self, labels: ReceivedLabels, kept: NDArray[np.bool_]) -> None:
+        rows = np.flatnonzero(kept & self._holds(labels.numbers))
+        spots = labels.numbers[rows] % RING
+        self._label[spots] = labels.targets[rows]
+        if labels.design is not None and len(rows):
+            place = self._designs.setdefault(labels.design, len(self._designs))
+            self._design[spots] = place
+            self._propensity[spots] = labels.propensity[rows]
+        self._received += 1
+
+    async def _estimate(self, decider: Decider) -> tuple[Realised | None, str]:
+        """The realised utility of the decisions of this decider, from all labels so
+        far, or why there is none: requests that come during an estimate share the next
+        one.
+        """
+        received = self._received
+        async with self._estimating:
+            name = decider_version(decider)
+            if self._estimated[0] < received or self._estimated[1] != name:
+                self._gather()
+                used = slice(0, min(self._numbered, RING))
+                version = self._versions.get(name, -1)
+                ring = _Ring(
+                    self._numbered,
+                    self._of_version[used] == version,
+                    self._label[used].copy(),
+                    self._action[used].copy(),
+                    self._confidence[used].copy(),
+                    self._expected[used].copy(),
+                    self._propensity[used].copy(),
+                    self._design[used].copy(),
+                    list(self._designs),
+                )
+                received = self._received
+                self._learned = await asyncio.to_thread(_learn, decider, ring)
+                self._estimated = (received, name)
+            return self._learned
 
     def _gather(self) -> None:
         """From answers to columns, for many answers at once."""
         answers, self._answers = self._answers, []
-        for _, own in groupby(answers, lambda each: id(each[1].decider)):
+        for _, own in groupby(answers, lambda each: id(each[2].decider)):
             self._join(list(own))
         if sum(len(block.p) for block in self._blocks) >= ROWS:
             self._send()
 
-    def _join(self, answers: list[tuple[float, Answer]]) -> None:
+    def _join(self, answers: list[tuple[float, list[str], Answer]]) -> None:
         """Answers of one decider."""
-        decider = answers[0][1].decider
-        p = np.concatenate([answer.probabilities for _, answer in answers]).astype(
+        decider = answers[0][2].decider
+        p = np.concatenate([answer.probabilities for *_, answer in answers]).astype(
             np.float32
         )
         columns: dict[str, Any] = {
-            name: [cell for _, answer in answers for cell in answer.columns[name]]
+            name: [cell for *_, answer in answers for cell in answer.columns[name]]
             for name in LOGGED
-            if name != "time"
+            if name not in ("id", "time")
         }
+        columns["id"] = [name for _, ids, _ in answers for name in ids]
         columns["time"] = np.repeat(
-            [when for when, _ in answers],
-            [len(answer.probabilities) for _, answer in answers],
+            [when for when, *_ in answers],
+            [len(answer.probabilities) for *_, answer in answers],
         )
         version, place = (
             decider_version(decider),
@@ -387,11 +392,6 @@ class DecisionLog:
             with replacing(place) as beside:
                 decider.save(beside)
         columns: dict[str, Any] = {
-            "id": [
-                f"{self.prefix}-{block.first + i}"
-                for block in blocks
-                for i in range(len(block.p))
-            ],
             **{
                 name: [cell for block in blocks for cell in block.columns[name]]
                 for name in LOGGED
@@ -411,7 +411,7 @@ class DecisionLog:
             "%Y%m%dT%H%M%S.%f"
         )  # the last by name is the last written
         with replacing(
-            self.folder / f"decisions-{stamp}-{first:012d}-{self.prefix}.parquet"
+            self.folder / f"decisions-{stamp}-{first:012d}-{self.ids.process}.parquet"
         ) as beside:
             write_table(pyarrow.table(columns).replace_schema_metadata(known), beside)
         for old in sorted(self.folder.glob("decisions-*.parquet"))[:-FILES]:
@@ -455,9 +455,30 @@ def _reported(what: str, decisions: int) -> Iterator[list[str]]:
         LOGGER.error(f"decisions were not {what}", extra={"fields": fields})
 
 
-def _append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
+def _learn(decider: Decider, ring: _Ring) -> tuple[Realised | None, str]:
+    """The realised utility of the decisions of a decider, or why labels do not stand
+    for them.
+    """
+    mine = np.flatnonzero(ring.mine)
+    mine = mine[np.argsort((mine - ring.numbered) % RING)]  # in the order of time
+    rows = np.flatnonzero(ring.label[mine] >= 0)
+    if not len(rows):
+        return None, ""
+    labels = designs.Labels(
+        rows,
+        ring.label[mine[rows]].astype(np.int64),
+        [ring.designs[place] for place in ring.design[mine[rows]]],
+        ring.propensity[mine[rows]],
+    )
+    actions = ring.action[mine].astype(np.int64)
+    expected = ring.expected[mine]
+    try:
+        sample = designs.sampled(
+            labels, decider.utility, actions, ring.confidence[mine], expected
+        )
+    except InputError as error:
+        return None, f"no estimate from these labels, which are kept: {error}"
+    return realised_by(sample, decider.utility, actions, expected), ""
 
 
 def advice(found: Realised | None, moved: float) -> str:

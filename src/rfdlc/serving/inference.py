@@ -16,6 +16,7 @@ from pydantic_core import from_json, to_json
 
 from rfdlc import __version__
 from rfdlc.serving.backend import Answer
+from rfdlc.serving.labels import Ids, ReceivedLabels, read_labels
 from rfdlc.serving.requests import Reader, require
 
 SERVER = {"name": "rfdlc", "version": __version__, "extensions": []}
@@ -102,6 +103,7 @@ class Inference:
             "image": reader.read_image,
             "form": reader.read_form,
             "encode": self.encode,
+            "labels": self.read_labels,
         }
 
     def metadata(self, versions: list[str]) -> dict[str, Any]:
@@ -144,6 +146,12 @@ class Inference:
         return self.reader.read_question(question, deadline) | {
             "infer": (given.id, wanted)
         }
+
+    def read_labels(
+        self, given: tuple[bytes, Ids, tuple[str, ...]], deadline: float
+    ) -> ReceivedLabels:
+        """The labels in a body, by the ids of a log; designs name actions."""
+        return read_labels(self.reader.classes.names, *given)
 
     def encode(self, given: tuple[Any, ...], deadline: float) -> tuple[Answer, bytes]:
         """An answer for a utility, if one is given, and its JSON: full or not, or what

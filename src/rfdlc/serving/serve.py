@@ -31,6 +31,7 @@ from rfdlc.serving.backend import MONTH, Backend, Limits
 SHORTEST_TOKEN = 16
 URL_SAFE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 READ_AHEAD = 2**16  # bytes of a body that uvicorn reads before the application runs
+DRAINED_PER_SECOND = 2**24  # bytes of refused bodies, of all connections together
 HEADER_LINES, CHUNKED = 256, b"\ntransfer-encoding:"
 # that wait to be written; more are dropped, so that an unread pipe cannot stop the
 # server
@@ -237,7 +238,7 @@ def configured(app: Any, limits: Limits, **tls: Any) -> Any:
 
     return Config(
         app,
-        http=partial(Connection, limits, {}),  # type: ignore[arg-type]
+        http=partial(Connection, limits, {}, Drain()),  # type: ignore[arg-type]
         ws="none",
         access_log=False,
         log_config=None,
@@ -293,32 +294,45 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(message) from None
 
 
+class Drain:
+    """What all connections together may read of bodies that were refused."""
+
+    _until = 0.0
+
+    def pause(self, size: int) -> float:
+        """Seconds until a connection that has just dropped so many bytes reads on."""
+        now = asyncio.get_running_loop().time()
+        self._until = max(now, self._until) + size / DRAINED_PER_SECOND
+        return self._until - now
+
+
 class Connection(asyncio.Protocol):
     """One TCP connection: uvicorn's protocol parses HTTP, this one bounds time and
     bytes around it.
 
     Outside a request a client has `seconds` to send the headers of the next one and to
     read the last answer; a write that stalls ends after `seconds` as well. The
-    middleware reports when a request begins and ends.
+    middleware reports when a request begins and ends. What a client sends ahead of its
+    answers counts until all have been written.
     """
 
     def __init__(
         self,
         limits: Limits,
         idle: "dict[Connection, None]",
+        drain: Drain,
         *,
         app_state: dict[str, Any],
         **uvicorn: Any,
     ):
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+        from rfdlc.serving.pipelining import Pipelined
 
-        self.http = HttpToolsProtocol(
-            app_state={**app_state, "connection": self}, **uvicorn
-        )
+        self.http = Pipelined(app_state={**app_state, "connection": self}, **uvicorn)
         self.limits, self.idle = (
             limits,
             idle,
         )  # `idle` is shared by all connections, in the order they became idle
+        self._drain, self._left = drain, 0  # bytes of a refused body
         self._allowance = self._body = (
             0  # bytes that the client may still send, and those of the body
         )
@@ -357,6 +371,11 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             return
         self._allowance -= len(data)
+        if self._left > 0:
+            self._left -= len(data)
+            self.transport.pause_reading()
+            pause = self._drain.pause(len(data))
+            asyncio.get_running_loop().call_later(pause, self._read_on)
         if self._drops:
             return
         if self._outside:
@@ -400,12 +419,18 @@ class Connection(asyncio.Protocol):
     def end_request(self) -> None:
         """The answer was written; what is left of the body is read and dropped."""
         self._outside, self._lines, self._tail, self._chunked = True, 0, b"", False
-        self._allowance = (
-            self.limits.headers + READ_AHEAD + min(max(self._allowance, 0), self._body)
-        )
+        unread = self.http.cycle is not None and self.http.cycle.more_body
+        self._left = self._body if unread else 0
+        if not self.http.pipeline:
+            rest = min(max(self._allowance, 0), self._body)
+            self._allowance = self.limits.headers + READ_AHEAD + rest
         if not self._lost:
             self._time("idle", True)
             self.idle[self] = None
+
+    def _read_on(self) -> None:
+        if not self._lost and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _time(self, timer: str, start: bool) -> None:
         if timer in self._timers:
