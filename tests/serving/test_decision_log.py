@@ -567,7 +567,7 @@ def test_samples_of_a_whole_file_are_tested_and_those_of_many_classes_evenly(
     def monitored(folder):
         log = DecisionLog(tmp_path / folder, held, per_month=30_000)
         log.add(Answer.of(decider, burst, np.zeros(len(burst))))
-        before = Metrics(decider).text(log).decode()
+        before = Metrics(decider).text(log.dropped, log.monitor).decode()
         log.flush().result()
         log.close()
         return log.monitor, before

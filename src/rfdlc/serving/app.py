@@ -573,7 +573,12 @@ def create_app(
             404,
         )
         found = services.get(version or "", service)
-        return Response(found.metrics.text(found.log), media_type=CONTENT_TYPE_LATEST)
+        log = found.log
+        if log is None:
+            text = found.metrics.text()
+        else:
+            text = found.metrics.text(log.dropped, log.monitor)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v2")
     async def about() -> dict[str, Any]:

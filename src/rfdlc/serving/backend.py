@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,6 @@ from rfdlc.probabilities.uncertainty import (
     mutual_information,
     particle_probabilities,
 )
-
-if TYPE_CHECKING:
-    from rfdlc.serving.workers import ModelProcess
 
 DIGITS = 7  # after the decimal point, in answers
 PAUSE = 1.0  # seconds between attempts to load a model again
@@ -87,6 +84,22 @@ class Limits:
         return max(1, min(max(self.batch, self.samples), images))
 
 
+class Process(Protocol):
+    """A process with a model, which is ended when it takes too long."""
+
+    def start(self) -> bool:
+        """Start it, and wait for the model; False if it could not be loaded."""
+
+    async def compute(self, samples: NDArray[Any]) -> Any:
+        """What `Backend.compute` gives."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def close(self) -> None:
+        """End it, and what belongs to it."""
+
+
 @dataclass(frozen=True)
 class Backend:
     """A loaded model. `compute` maps raw samples (N, ...) to probabilities, mutual
@@ -103,9 +116,7 @@ class Backend:
     compute: Callable[
         [NDArray[Any]], tuple[Floats, Floats, Any]
     ]  # corrected (N, C); (N,); unfamiliar (N,) or None
-    process: "ModelProcess | None" = (
-        None  # where it computes; nothing: in a thread of this process
-    )
+    process: Process | None = None  # where it computes; None: a thread of this process
     revision: tuple[float, Floats] | None = None  # a and b
 
 

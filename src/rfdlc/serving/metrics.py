@@ -4,7 +4,6 @@ estimate of the class prior.
 
 from collections import Counter as Counts
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 from prometheus_client import (
@@ -18,10 +17,8 @@ from prometheus_client import (
 from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.rules import UNFAMILIAR
 from rfdlc.monitoring.feedback import Realised, decider_version
+from rfdlc.monitoring.monitor import Monitor
 from rfdlc.serving.backend import Answer
-
-if TYPE_CHECKING:
-    from rfdlc.serving.decision_log import DecisionLog
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -193,16 +190,17 @@ class Metrics:
         if self._samples >= DEFERRED:
             self._flush()
 
-    def text(self, log: "DecisionLog | None" = None) -> bytes:
-        """The page that Prometheus reads."""
-        if log is not None:
-            self._dropped.set(log.dropped)
-            if (monitor := log.monitor) is not None:
-                self._reference.set(monitor.reference.values()["realised_utility"])
-                for test, alarm in monitor.alarms.items():
-                    self._alarms.labels(test).set(alarm is not None)
-                for test, evidence in monitor.evidence.items():
-                    self._evidence.labels(test).set(evidence.value)
+    def text(self, dropped: int = 0, monitor: Monitor | None = None) -> bytes:
+        """The page that Prometheus reads, with the decisions that a log has `dropped`
+        and what its monitor sees.
+        """
+        self._dropped.set(dropped)
+        if monitor is not None:
+            self._reference.set(monitor.reference.values()["realised_utility"])
+            for test, alarm in monitor.alarms.items():
+                self._alarms.labels(test).set(alarm is not None)
+            for test, evidence in monitor.evidence.items():
+                self._evidence.labels(test).set(evidence.value)
         if self._deferred:
             self._flush()
         self._shift.set(self.moved)
