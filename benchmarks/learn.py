@@ -249,7 +249,9 @@ class Bench:
         """A decider a seed, fitted on held-out logits, and what it makes of them."""
         bare = self.decider(name, settings)
         deciders = [
-            bare.fit(part, labels, logits=True, balanced=is_uniform(bare.target_prior))
+            bare.fit(
+                part, labels, logits=True, balanced=is_uniform(bare.model.target_prior)
+            )
             for part in logits
         ]
         self.report(
