@@ -28,8 +28,9 @@ from rfdlc.decisions.unfamiliar import unfamiliar_action
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.formats.files import replacing
+from rfdlc.formats.resumable import ranks
 from rfdlc.formats.tables import split_name
-from rfdlc.predicting.parts import Computed, Parts, Report, TableStore, ranks
+from rfdlc.predicting.parts import Computed, Parts, Report, TableStore
 from rfdlc.probabilities.model import Probabilities
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.priors import PriorEstimate, PriorLike
@@ -409,13 +410,14 @@ class Table:
     def described(self) -> dict[str, Any]:
         """What the columns depend on beside the model and the samples."""
         prior = self.decider.model.decided_prior
+        rounded = None
         if prior is not None:
             # An estimated prior has the rounding of the device.
-            prior = [float(f"{share:.4g}") for share in prior]
+            rounded = [float(f"{share:.4g}") for share in prior]
         table = self.decider.to_dict()
         model = table["model"]
         return {
-            "prior": prior,
+            "prior": rounded,
             "utility": table["utility"],
             "calibrator": model["calibrator"],
             "combine": model["combine"],
