@@ -204,13 +204,13 @@ class ResumableFolder:
             content = file.read()
         try:
             job = parse_json(content)
+            if not isinstance(job, dict):
+                raise ValueError("it is no JSON object")
         except ValueError as error:
             raise InputError(
                 f"{self.place}/{JOB}: cannot be read ({error}); remove the folder to"
                 " start over"
             ) from None
-        if not isinstance(job, dict):
-            raise InputError(f"{self.place}/{JOB}: expected a JSON object")
         return job
 
     def _leave(self) -> None:
