@@ -8,7 +8,13 @@ the processes that torchrun started, which share the files among them.
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,7 +66,6 @@ class ResumableFolder:
         self.job = json.loads(json.dumps(job))
         self.only_of_job = frozenset(only_of_job)
         self.system, self.path = filesystem(self.place)
-        self._is_local = self.system.type_name == "local"
         self._shared = ranks()[1] > 1
 
     @contextmanager
@@ -72,7 +77,14 @@ class ResumableFolder:
         with ExitStack() as stack:
             with self.turn():
                 self._create()
-                stack.enter_context(self._locked())
+                granted = stack.enter_context(
+                    self._locked(Path(self.path), wait=False, shared=self._shared)
+                )
+                if not granted:
+                    raise InputError(
+                        f"{self.result}: another process is writing it; wait, or choose"
+                        " another name"
+                    )
                 names = self.names()
                 self._check_job(names)
                 if not self._shared:
@@ -85,15 +97,9 @@ class ResumableFolder:
                 self._leave()
                 raise
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self) -> AbstractContextManager[bool]:
         """One process at a time opens a local folder, or completes and removes it."""
-        if not self._is_local:
-            yield
-            return
-        # The folder above is always there.
-        with locked(Path(self.path).parent):
-            yield
+        return self._locked(Path(self.path).parent)  # which is always there
 
     def exists(self) -> bool:
         """Whether the job was begun, and its folder not removed."""
@@ -165,18 +171,12 @@ class ResumableFolder:
                 " folder"
             ) from None
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        if not self._is_local:
-            yield
-            return
-        with locked(Path(self.path), wait=False, shared=self._shared) as granted:
-            if not granted:
-                raise InputError(
-                    f"{self.result}: another process is writing it; wait, or choose"
-                    " another name"
-                )
-            yield
+    def _locked(
+        self, place: Path, *, wait: bool = True, shared: bool = False
+    ) -> AbstractContextManager[bool]:
+        if self.system.type_name != "local":
+            return nullcontext(True)
+        return locked(place, wait=wait, shared=shared)
 
     def _check_job(self, names: set[str]) -> None:
         """Raise where the folder holds files of another job, or of somebody else."""
