@@ -20,22 +20,23 @@ from numpy.typing import NDArray
 
 from rfdlc.data.readers.arrays import open_arrays, read_header
 from rfdlc.data.samples import ahead
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import InputError
 from rfdlc.formats.files import replacing
 from rfdlc.formats.resumable import ResumableFolder, ranks, share_of
 from rfdlc.formats.table_writing import open_writer
 from rfdlc.progress import live
 
-SKIPPED, MADE_BY = b"rfdlc.skipped", b"rfdlc.job"  # keys of metadata in Parquet files
-GROUP_ROWS, GROUP_VALUES = (
-    2**16,
-    2**24,
-)  # of a row group in a Parquet file, the smaller of the two
+# Keys of metadata in Parquet files
+SKIPPED = b"rfdlc.skipped"
+MADE_BY = b"rfdlc.job"
+# A row group of a Parquet file has no more than either.
+GROUP_ROWS = 2**16
+GROUP_VALUES = 2**24
 AGAIN = "remove it, and run the command again"
 
-Computed = tuple[
-    Any, Sequence[str]
-]  # the rows of a part, and what was wrong with the samples that were left out
+# The rows of a part, and what was wrong with the samples that were left out
+Computed = tuple[Any, Sequence[str]]
+Kind = tuple[tuple[int, ...], np.dtype[Any]]  # shape of an entry, and type
 Report = Callable[[int], None]
 Compute = Callable[[Sequence[range], Report], Iterator[Computed]]
 
@@ -208,9 +209,8 @@ class TableStore:
     suffix: str = ".parquet"
     more: Any = ()  # fields of pyarrow
     settle: Callable[[Iterator[Any]], Callable[[Any], Any]] | None = None
-    actions: Counter[str] = field(
-        default_factory=Counter
-    )  # of the rows that were joined, where they have some
+    # of the rows that were joined, where they have some
+    actions: Counter[str] = field(default_factory=Counter)
 
     def begin(self, path: Path | None, count: int = 0) -> None:
         pass
@@ -228,42 +228,26 @@ class TableStore:
     ) -> bytes:
         from pyarrow import concat_tables
 
-        skipped, schema = (
-            b"",
-            self.schema.with_metadata({**(self.schema.metadata or {}), MADE_BY: job}),
+        schema = self.schema.with_metadata(
+            {**(self.schema.metadata or {}), MADE_BY: job}
         )
-        group = max(
-            1,
-            min(GROUP_ROWS, GROUP_VALUES // max(self.values, len(schema)))
-            // max(1, *sizes, 1),
-        )
-        both = list(zip(files, sizes, strict=True))
-        settled = (
-            None
-            if self.settle is None
-            else self.settle(self._read(*each) for each in both)
-        )
+        sized = list(zip(files, sizes, strict=True))
+        settled = None
+        if self.settle is not None:
+            settled = self.settle(self._read(file, size) for file, size in sized)
+        skipped = b""
+        group = self._parts_in_group(sizes)
         with open_writer(path, schema, self.kind, self.repeated) as writer:
             for first in range(0, len(files), group):
-                tables = [
-                    self._read(file, size) for file, size in both[first : first + group]
-                ]
-                skipped += b"".join(
-                    table.schema.metadata.get(SKIPPED, b"") for table in tables
-                )
-                tables = tables if settled is None else list(map(settled, tables))
-                for table in tables if "action" in schema.names else ():
-                    self.actions.update(
-                        {
-                            r["values"]: r["counts"]
-                            for r in table["action"].value_counts().to_pylist()
-                        }
-                    )
-                writer.write_table(
-                    concat_tables(
-                        table.select(schema.names).cast(schema) for table in tables
-                    )
-                )
+                tables = []
+                for file, size in sized[first : first + group]:
+                    table = self._read(file, size)
+                    skipped += table.schema.metadata.get(SKIPPED, b"")
+                    if settled is not None:
+                        table = settled(table)
+                    self._count_actions(table)
+                    tables.append(table.select(schema.names).cast(schema))
+                writer.write_table(concat_tables(tables))
         return skipped
 
     def job_of(self, path: Path) -> str | None:
@@ -274,6 +258,18 @@ class TableStore:
             return str((read_schema(path).metadata or {}).get(MADE_BY, b"").decode())
         return None
 
+    def _parts_in_group(self, sizes: Sequence[int]) -> int:
+        """How many parts become a row group."""
+        columns = max(self.values, len(self.schema))
+        rows = min(GROUP_ROWS, GROUP_VALUES // columns)
+        return max(1, rows // max([1, *sizes]))
+
+    def _count_actions(self, table: Any) -> None:
+        if "action" not in self.schema.names:
+            return
+        for row in table["action"].value_counts().to_pylist():
+            self.actions[row["values"]] += row["counts"]
+
     def _read(self, file: Path, size: int) -> Any:
         """A part as a table; raises where rows of it are lost."""
         from pyarrow import ArrowException
@@ -283,12 +279,8 @@ class TableStore:
             table = read_table(file, memory_map=False)
         except (OSError, ArrowException) as error:
             raise InputError(f"{file}: cannot be read ({error}); {AGAIN}") from None
-        _check_count(
-            file,
-            table.num_rows
-            + (table.schema.metadata or {}).get(SKIPPED, b"").count(b"\n"),
-            size,
-        )
+        skipped = (table.schema.metadata or {}).get(SKIPPED, b"")
+        _check_count(file, table.num_rows + skipped.count(b"\n"), size)
         return table
 
 
@@ -309,9 +301,8 @@ class ArrayStore:
     def begin(self, path: Path | None, count: int = 0) -> None:
         if self._begun is not None:
             self._begun.close()
-            self._begun.path.unlink(
-                missing_ok=True
-            )  # of no use, unless `join` has moved it
+            # It is of no use, unless `join` has moved it.
+            self._begun.path.unlink(missing_ok=True)
         self._begun = Begun(path, count) if path is not None and count else None
 
     def write(self, stream: Any, rows: Any, skipped: bytes) -> None:
@@ -324,45 +315,28 @@ class ArrayStore:
     def join(
         self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str
     ) -> bytes:
-        skipped, splits = b"", list[Any]()
-        kinds: dict[
-            str, tuple[tuple[int, ...], np.dtype[Any]]
-        ] = {}  # shape of an entry, and type
+        skipped = b""
+        splits = list[NDArray[Any]]()  # of the rows of each part
+        kinds: dict[str, Kind] = {}
         for file, size in zip(files, sizes, strict=True):
             with _opened(file) as part:
-                lines, found = part["skipped"].tobytes(), part["split"]
-                _check_count(file, len(found) + lines.count(b"\n"), size)
-                skipped, splits = skipped + lines, [*splits, found]
-                for name in set(part.files) - {"skipped", "split"}:
-                    with part.zip.open(f"{name}.npy") as member:
-                        shape, _, dtype = read_header(member)
-                    kinds[name] = (
-                        shape[1:],
-                        np.promote_types(kinds.get(name, (shape, dtype))[1], dtype),
-                    )  # texts
+                lines = part["skipped"].tobytes()
+                splits.append(part["split"])
+                _check_count(file, len(splits[-1]) + lines.count(b"\n"), size)
+                skipped += lines
+                _add_kinds(kinds, part)
+        names = (text for part in splits for text in np.unique(part).tolist())
         with self._begun or zipfile.ZipFile(path, "w", allowZip64=True) as archive:
-            there = archive.namelist()
-            for split in dict.fromkeys(
-                text for part in splits for text in np.unique(part).tolist()
-            ):
+            written = archive.namelist()
+            for split in dict.fromkeys(names):
                 rows = [part == split for part in splits]
-                for name, (shape, dtype) in kinds.items():
-                    called = _called(name, split)
-                    if called in there:
+                for name, kind in kinds.items():
+                    if _called(name, split) in written:
                         continue
-                    with archive.open(called, "w", force_zip64=True) as member:
-                        _write_header(
-                            member, (int(sum(map(np.sum, rows))), *shape), dtype
-                        )
-                        for file, own in zip(files, rows, strict=True):
-                            if own.any():
-                                found = open_arrays(file, streamed=True)[name][
-                                    0 : len(own)
-                                ]
-                                found = (found if own.all() else found[own]).astype(
-                                    dtype, copy=False
-                                )
-                                member.write(found.reshape(-1).view(np.uint8))
+                    with archive.open(
+                        _called(name, split), "w", force_zip64=True
+                    ) as member:
+                        _join_arrays(member, name, kind, files, rows)
             for name, value in self.constants.items():
                 with archive.open(f"{name}.npy", "w") as member:
                     np.lib.format.write_array(member, np.asarray(value))
@@ -380,7 +354,8 @@ class Begun:
     """
 
     def __init__(self, path: Path, count: int) -> None:
-        self.path, self.count = path, count
+        self.path = path
+        self.count = count
         self.archive: Any = None
         self.member: Any = None
         self.split = ""
@@ -390,10 +365,8 @@ class Begun:
         no use.
         """
         if self.archive is None:
-            self.split, self.archive = (
-                str(splits[0]),
-                zipfile.ZipFile(self.path, "w", allowZip64=True),
-            )
+            self.split = str(splits[0])
+            self.archive = zipfile.ZipFile(self.path, "w", allowZip64=True)
             self.member = self.archive.open(
                 _called("x", self.split), "w", force_zip64=True
             )
@@ -410,8 +383,39 @@ class Begun:
         self.close()
 
     def close(self) -> None:
-        for file in (self.member, self.archive) if self.archive is not None else ():
-            file.close()
+        if self.archive is not None:
+            self.member.close()
+            self.archive.close()
+
+
+def _add_kinds(kinds: dict[str, Kind], part: Any) -> None:
+    """Add the shapes and types of the arrays of a part; texts grow with the longest."""
+    for name in set(part.files) - {"skipped", "split"}:
+        with part.zip.open(f"{name}.npy") as member:
+            shape, _, dtype = read_header(member)
+        if name in kinds:
+            dtype = np.promote_types(kinds[name][1], dtype)
+        kinds[name] = shape[1:], dtype
+
+
+def _join_arrays(
+    member: Any,
+    name: str,
+    kind: Kind,
+    files: Sequence[Path],
+    rows: Sequence[NDArray[np.bool_]],
+) -> None:
+    """Write the chosen rows of an array of all parts, one part after another."""
+    shape, dtype = kind
+    count = sum(int(chosen.sum()) for chosen in rows)
+    _write_header(member, (count, *shape), dtype)
+    for file, chosen in zip(files, rows, strict=True):
+        if not chosen.any():
+            continue
+        values = open_arrays(file, streamed=True)[name][0 : len(chosen)]
+        if not chosen.all():
+            values = values[chosen]
+        member.write(values.astype(dtype, copy=False).reshape(-1).view(np.uint8))
 
 
 def _write_header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -428,14 +432,15 @@ def _called(name: str, split: str) -> str:
     return f"{split}_{name}.npy" if split else f"{name}.npy"
 
 
-def _check_count(file: Path, found: int, size: int) -> None:
-    expect(found == size, f"{file}: holds {found} samples, expected {size}; {AGAIN}")
+def _check_count(file: Path, count: int, size: int) -> None:
+    if count != size:
+        raise InputError(f"{file}: holds {count} samples, expected {size}; {AGAIN}")
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
-        with np.load(file, allow_pickle=False) as found:
-            yield found
+        with np.load(file, allow_pickle=False) as arrays:
+            yield arrays
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{file}: cannot be read ({error}); {AGAIN}") from None
