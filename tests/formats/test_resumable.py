@@ -169,6 +169,11 @@ def test_a_job_that_failed_before_its_first_file_does_not_bar_another(tmp_path):
         with pytest.raises(InputError, match="sums to"):
             decide_lake(lake, tmp_path / "out", decider(), skip_broken=skip)
         assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="sums to"):
+        decide_lake(lake, tmp_path / "out", decider())
+    assert (tmp_path / "out").is_dir()  # the user's
+    assert not contents(tmp_path / "out")
     lake_of(lake)
     assert decide_lake(lake, tmp_path / "out", decider(wrong=-9)).samples == 15
 

@@ -76,6 +76,7 @@ class ResumableFolder:
         """
         with ExitStack() as stack:
             with self.turn():
+                is_of_user = self.exists() and JOB not in self._paths()
                 self._create()
                 granted = stack.enter_context(
                     self._locked(Path(self.path), wait=False, shared=self._shared)
@@ -94,7 +95,8 @@ class ResumableFolder:
             try:
                 yield names
             except InputError:
-                self._leave()
+                if not self._shared:  # others may be at work on their first files
+                    self._leave(is_of_user)
                 raise
 
     def turn(self) -> AbstractContextManager[bool]:
@@ -159,7 +161,8 @@ class ResumableFolder:
         for name in self.names() & self.only_of_job:
             self.delete(name)
         self.delete(JOB)
-        if self.exists() and not self._paths():
+        is_local = self.system.type_name == "local"  # others may have no folders
+        if is_local and self.exists() and not self._paths():
             self.system.delete_dir(self.path)
 
     def _create(self) -> None:
@@ -213,15 +216,14 @@ class ResumableFolder:
             ) from None
         return job
 
-    def _leave(self) -> None:
-        """Remove the folder where no file was finished: it would only bar other jobs.
-
-        Other processes that share the work may be at their first files.
-        """
-        if self._shared:
-            return
+    def _leave(self, is_of_user: bool) -> None:
+        """Forget the job where no file was finished: it would only bar other jobs."""
         with self.turn():
-            if not self.names():
+            if self.names():
+                return
+            if is_of_user:
+                self.delete(JOB)
+            else:
                 self.remove()
 
     def _remove_unfinished(self) -> None:
