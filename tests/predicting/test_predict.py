@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app, main
 from rfdlc.data.samples import InputSpec, open_samples
-from rfdlc.lakes.decide import chosen_decider
+from rfdlc.decisions.decider import chosen_decider
 from rfdlc.predicting import parts
 from rfdlc.predicting import predict as predicting
 from rfdlc.predicting.parts import Parts, TableStore
@@ -244,7 +244,7 @@ def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
     text = decider.read_text()
     try:
         decider.write_text(text.replace('"temperature": ', '"temperature": 1', 1))
-        with pytest.raises(rfdlc.InputError, match=f"{begun} settings .model, fit"):
+        with pytest.raises(rfdlc.InputError, match=f"{begun} settings .model, calib"):
             rfdlc.predict(run, photos, out)
     finally:
         decider.write_text(text)
@@ -260,8 +260,8 @@ def test_parts_of_another_model_are_never_joined(run, photos, tmp_path, monkeypa
         decider.read_text().replace('"temperature": ', '"temperature": 9', 1)
     )
     interrupted(monkeypatch, other, photos, out)
-    (tmp_path / "p.parquet.parts" / "job.json").unlink()
-    with pytest.raises(rfdlc.InputError, match=r"holds parts of another job.*rm -r"):
+    (tmp_path / "p.parquet.parts" / "_rfdlc.json").unlink()
+    with pytest.raises(rfdlc.InputError, match=r"p.parquet.parts holds other files"):
         rfdlc.predict(run, photos, out)
     assert rfdlc.predict(other, photos, out).complete  # whose parts they are
     same(out, other, photos)

@@ -18,7 +18,7 @@ from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.imports import import_own, known_here
-from rfdlc.lakes.decide import DecideTable
+from rfdlc.lakes.tables import DecideTable
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.priors import PriorLike
 

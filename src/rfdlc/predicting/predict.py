@@ -28,8 +28,9 @@ from rfdlc.decisions.unfamiliar import unfamiliar_action
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.formats.files import replacing
+from rfdlc.formats.resumable import ranks
 from rfdlc.formats.tables import split_name
-from rfdlc.predicting.parts import Computed, Parts, Report, TableStore, ranks
+from rfdlc.predicting.parts import Computed, Parts, Report, TableStore
 from rfdlc.probabilities.model import Probabilities
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.priors import PriorEstimate, PriorLike
@@ -408,21 +409,26 @@ class Table:
 
     def described(self) -> dict[str, Any]:
         """What the columns depend on beside the model and the samples."""
-        decider, prior = self.decider, self.decider.model.decided_prior
-        # To four digits: an estimated prior has the rounding of the device.
-        known: dict[str, Any] = {
-            "prior": (
-                None if prior is None else [float(f"{share:.4g}") for share in prior]
-            )
+        prior = self.decider.model.decided_prior
+        rounded = None
+        if prior is not None:
+            # An estimated prior has the rounding of the device.
+            rounded = [float(f"{share:.4g}") for share in prior]
+        table = self.decider.to_dict()
+        model = table["model"]
+        return {
+            "prior": rounded,
+            "utility": table["utility"],
+            "calibrator": model["calibrator"],
+            "combine": model["combine"],
+            "weights": model["weights"],
+            "rule": table["rule"],
+            "sets": table["sets"],
+            "budget": table["budget"],
+            "unfamiliar": table["unfamiliar"],
+            "columns": [*self.schema.names, *(field.name for field in self.gains)],
+            "kind of scores": self.kind,
         }
-        table = decider.to_dict()
-        for name in ("utility", "fitted", "combine", "weights", "rule"):
-            known[name] = table[name]
-        for name in ("sets", "budget", "unfamiliar"):
-            own = getattr(decider, name)
-            known[name] = None if own is None else own.to_dict()
-        names = [*self.schema.names, *(field.name for field in self.gains)]
-        return known | {"columns": names, "kind of scores": self.kind}
 
     def compute(
         self, samples: Samples, parts: Sequence[range], report: Report
