@@ -13,10 +13,10 @@ import torch
 import rfdlc
 from rfdlc.errors import InputError
 from rfdlc.training import trainer
+from rfdlc.training.building import method_net, new_decider
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.loop import build_stages, epochs
 from rfdlc.training.methods import METHODS, Method, Stage, find_method, resolve
-from rfdlc.training.model import method_net, new_decider
 from rfdlc.training.optimisation import (
     EpochMean,
     normalise_head,

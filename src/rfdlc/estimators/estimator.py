@@ -44,18 +44,19 @@ try:
     import torch
 
     from rfdlc.data.loader import ResidentLoader
-    from rfdlc.training.config import TABULAR, TrainConfig
-    from rfdlc.training.loop import build_stages, epochs
-    from rfdlc.training.losses.terms import WEIGHT_FORMS
-    from rfdlc.training.methods import METHODS, resolve
-    from rfdlc.training.model import (
+    from rfdlc.training.building import (
         choose_device,
         method_net,
         mixture_net,
         new_decider,
         sensible_threads,
     )
+    from rfdlc.training.config import TrainConfig
+    from rfdlc.training.loop import build_stages, epochs
+    from rfdlc.training.losses.terms import WEIGHT_FORMS
+    from rfdlc.training.methods import METHODS, resolve
     from rfdlc.training.networks.particles import ParticleNet, place
+    from rfdlc.training.settings import TABULAR
     from rfdlc.training.tabular import fit_table, unused_settings
 except ModuleNotFoundError as error:
     needed = f'RFDLCClassifier needs {error.name}: pip install "rfdlc[train]"'

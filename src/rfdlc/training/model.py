@@ -1,20 +1,17 @@
-"""Model: a run folder made ready to predict and decide. The networks of runs are built
-here.
-"""
+"""Model: a run folder made ready to predict and decide."""
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split, as_inputs
 from rfdlc.data.embedding import Embedding
@@ -34,45 +31,25 @@ from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.formats.identity import check_same_model
-from rfdlc.probabilities.classes import Classes, Indices, as_array
+from rfdlc.probabilities.classes import Indices, as_array
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.training import hub
-from rfdlc.training.config import TABULAR, TrainConfig
+from rfdlc.training.building import (
+    OwnBackbone,
+    choose_device,
+    method_net,
+    mixture_net,
+    new_decider,
+)
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.embedding import Embedder, load_embedder
 from rfdlc.training.familiarity import FILE, MOST, Familiarity
 from rfdlc.training.loop import split_outputs
-from rfdlc.training.methods import NETWORKS, Method, find_method
-from rfdlc.training.networks.backbones import backbone, imported, own
-from rfdlc.training.networks.mixture import (
-    Mixture,
-    Networks,
-    rebuilt_log,
-    rebuilt_member,
-    rebuilt_range,
-)
+from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet, place
-from rfdlc.training.networks.pretrained import (
-    PREFIX,
-    Resize,
-    Start,
-    Weights,
-    starting_point,
-    timm_backbone,
-)
 from rfdlc.training.run import MODEL, Run
+from rfdlc.training.settings import TABULAR
 
-OwnBackbone = Callable[[], nn.Module] | nn.Module
-
-# The settings that choose the network
-NETWORK: tuple[str, ...] = (
-    "backbone",
-    "pretrained",
-    "image_size",
-    "interpolation",
-    "backbone_options",
-)
-SMALL_STEP = 10_000_000  # multiplications
 SAMPLES_AT_ONCE, BYTES_AT_ONCE = (
     1000,
     2**25,
@@ -512,196 +489,3 @@ def _samples_of(
         raise InputError(
             f"{run.path}/config.json is damaged where it describes the data ({error!r})"
         ) from None
-
-
-def new_decider(method: str, config: TrainConfig, classes: Classes) -> Decider:
-    """A Decider that is not fitted, with the prior that the method's probabilities
-    carry.
-    """
-    row = find_method(method)
-    target, calibration = row.target_prior or config.target_prior, config.calibration
-    known: dict[str, Any] = {
-        "train_prior": row.carried(config, classes),
-        "combine": config.combine,
-    }
-    known |= {"target_prior": None if target == "scores" else target}
-    return Decider(
-        row.utility(classes),
-        calibration=None if calibration == "none" else calibration,
-        **known,
-    )
-
-
-def choose_device(wanted: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError:
-        raise InputError(
-            f"setting device={wanted!r} is not a device: expected auto, cpu, cuda or"
-            " cuda:N"
-        ) from None
-    missing = (
-        f"setting device={wanted!r} needs a GPU, but torch finds none: use device=cpu"
-        " or device=auto"
-    )
-    expect(device.type != "cuda" or torch.cuda.is_available(), missing)
-    return device
-
-
-def own_network(
-    config: TrainConfig, given: OwnBackbone | None = None
-) -> OwnBackbone | None:
-    """The backbone of the user's own that was given, or that the config names as
-    package.module:function.
-    """
-    if (
-        given is not None
-        or ":" not in config.backbone
-        or config.backbone.startswith(PREFIX)
-    ):
-        return given
-    found: OwnBackbone = imported(
-        config.backbone, "package.module:function on the path, or timm:NAME"
-    )
-    return found
-
-
-def start_of(config: TrainConfig, network: OwnBackbone | None = None) -> Start:
-    """What a training with this config starts from."""
-    return starting_point(
-        own_network(config, network),
-        **{name: getattr(config, name) for name in NETWORK},
-    )
-
-
-def method_net(
-    method: Method,
-    config: TrainConfig,
-    shape: tuple[int, ...],
-    classes: Classes,
-    seeds: Sequence[int],
-    network: OwnBackbone | None = None,
-    start: Weights | None = None,
-) -> ParticleNet:
-    """The network for samples of this shape and len(seeds) runs; `network` is a
-    backbone of the user's own.
-
-    `start` are the weights of a network to start from; an empty one is for weights that
-    are loaded later.
-    """
-    name, size = config.backbone, config.image_size
-    network = own_network(config, network)
-    missing = (
-        "this run has a backbone of its own, which a folder cannot hold: pass"
-        " backbone=... again"
-    )
-    expect(
-        name != "own" or network is not None,
-        f"{missing}, or train with 'package.module:function'",
-    )
-    if name == "auto":  # samples are (F,) or (channels, height, width)
-        side = (size or min(shape[1:])) if len(shape) == 3 else 0
-        name = "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
-    expect(
-        not config.lora or name.startswith(PREFIX),
-        f"lora={config.lora} is for backbone=timm:NAME, got {name!r}",
-    )
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # a network of the user's own draws its first weights
-        needed = (
-            f"backbone {name!r} with image_size={size} needs images (channels, height,"
-            " width)"
-        )
-        expect(not size or len(shape) == 3, f"{needed}, got samples of shape {shape}")
-        seen = (shape[0], size, size) if size else shape
-        if name.startswith(PREFIX):
-            found = timm_backbone(
-                name, seen, size, config.backbone_options, start, config.lora
-            )
-        elif network is not None:
-            found = own(network, torch.zeros(2, *seen), start)
-        else:
-            found = backbone(name, seen, config.widths, config.whiten)
-        options: dict[str, Any] = {
-            name: getattr(config, name) for name in ("head", "head_scale", "dropout")
-        }
-        mlp = name == "mlp" and network is None
-        white = (
-            len(found.stages) - len(config.widths) if mlp else 0
-        )  # whitening is the same for all particles
-        deepest = max(0, len(found.stages) - white - mlp)
-        options["shared_stages"] = white + min(config.shared_stages, deepest)
-        combine = partial(method.combination, config, classes)
-        net = ParticleNet(
-            found,
-            len(classes),
-            particles=config.particles,
-            seeds=seeds,
-            combine=combine,
-            **options,
-        )
-    if seen != shape:
-        net.resize = Resize(shape[1], shape[2], size, config.interpolation)
-    for view in ("test_flip", "test_shift"):
-        expect(
-            not getattr(config, view) or len(shape) == 3,
-            f"{view} is for images, got samples of shape {shape}",
-        )
-    net.name, net.recompute = name, config.checkpoint_activations
-    net.mirrored, net.shift = config.test_flip, config.test_shift
-    net.execute(config.execution)
-    return net
-
-
-def mixture_net(
-    method: Method,
-    config: TrainConfig,
-    shape: tuple[int, ...],
-    classes: Classes,
-    weights: Mapping[str, Tensor],
-) -> Mixture:
-    """The mixture that these weights are of: what it has as members, their
-    names say.
-    """
-    states, members = dict[str, dict[str, Tensor]](), dict[str, nn.Module]()
-    for key, tensor in weights.items():
-        if key.startswith("members."):
-            _, name, rest = key.split(".", 2)
-            states.setdefault(name, {})[rest] = tensor
-    for name, state in sorted(states.items()):  # files sort their tensors
-        if name in NETWORKS:
-            seeds = range(len(state["net.head.weight"]) // config.particles)
-            members[name] = Networks(
-                method_net(
-                    method, config.replace(**NETWORKS[name]), shape, classes, seeds
-                )
-            )
-        else:
-            members[name] = rebuilt_member(name, state, shape[0], len(classes))
-    count, log = len(members), rebuilt_log(weights, shape[0])
-    training_range = rebuilt_range(weights, shape[0])
-    slope = torch.zeros(count)
-    bias = torch.zeros(count, len(classes))
-    return Mixture(members, slope, bias, log, training_range)
-
-
-@contextmanager
-def sensible_threads(net: nn.Module, config: TrainConfig) -> Iterator[None]:
-    """One thread for steps so small that more threads cost more than they save (small
-    MLPs on a CPU).
-    """
-    before, weights = torch.get_num_threads(), list(net.parameters())
-    small = (
-        all(w.ndim < 4 for w in weights)
-        and sum(w.numel() for w in weights) * config.batch_size < SMALL_STEP
-    )
-    if small:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
