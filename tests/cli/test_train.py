@@ -19,6 +19,7 @@ from rfdlc.probabilities.predictions import Predictions
 from rfdlc.serving.backend import open_backend
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
+from rfdlc.training.settings import GROUPS
 
 pytestmark = pytest.mark.usefixtures("quick_tables", "quick_calibration")
 SMALL = ["epochs=2", "widths=8"]
@@ -593,3 +594,6 @@ def test_settings_are_listed():
     listed = run("train", "--settings").stdout
     assert "prior_tau=" in listed
     assert "epochs=100" in listed
+    groups = listed.split("\n\n")
+    assert [group.strip().partition(":")[0] for group in groups] == list(GROUPS)
+    assert sum(group.count("\nmixup=") for group in groups) == 1

@@ -471,11 +471,9 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
             [_plain(row), *(f"{value:g}" for value in values)] for row, values in named
         ]
         costs = _table(["true \\ action", *map(_plain, utility.actions)], rows)
-    told = ", ".join(f"{name}={_setting(getattr(run.config, name))}" for name in TOLD)
-    made = (
-        f"{counted(model.net.particles, 'particle')} trained by `{run.method_name}`"
-        f" with {told}"
-    )
+    settings = [f"{name}={_setting(getattr(run.config, name))}" for name in TOLD]
+    particles = counted(model.net.particles, "particle")
+    made = f"{particles} trained by `{run.method_name}` with {', '.join(settings)}"
     if run.config.refit:
         again = "further" if run.config.warm_refit else "again, from new weights,"
         made += (

@@ -619,7 +619,7 @@ class RunSettings(SettingGroup):
         int,
         Field(ge=0),
         Setting(
-            "epochs between checkpoints; 0: every ten seconds",
+            "epochs between checkpoints; 0: every 30 seconds",
             in_stacks="unlearned",
             only_when_written=True,
         ),

@@ -175,22 +175,17 @@ def table_plan(data: Dataset, method: str, config: TrainConfig) -> dict[str, str
     usual = resolve(
         method, data.name, {"backbone": config.backbone}, data.suits, len(data.train)
     )[1]
-    unused = unused_settings(data, config, usual)
-    return {
+    decider = new_decider(method, config, data.classes)
+    plan = {
         "data": known,
         "candidates": ", ".join(names) + most,
         "training": f"{fits}; weighed by held-out likelihood",
-        **(
-            {"ignored": f"{', '.join(unused)}: for networks; use backbone=mlp"}
-            if unused
-            else {}
-        ),
-        "decisions": (
-            new_decider(method, config, data.classes).decided_for.removeprefix(
-                "decided "
-            )
-        ),
     }
+    unused = unused_settings(data, config, usual)
+    if unused:
+        plan["ignored"] = f"{', '.join(unused)}: for networks; use backbone=mlp"
+    plan["decisions"] = decider.model.decided_for.removeprefix("decided ")
+    return plan
 
 
 def unused_settings(
