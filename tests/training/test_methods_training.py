@@ -126,7 +126,7 @@ def test_a_fork_from_the_late_epoch(trained, tmp_path):
 
 
 def test_forks_that_cannot_be(trained, tmp_path):
-    with pytest.raises(InputError, match="a fork cannot change particles, head"):
+    with pytest.raises(InputError, match="a fork cannot change head, particles"):
         rfdlc.fork(trained["ce"].path, tmp_path / "fork", method="rf-dlc-paper")
     with pytest.raises(InputError, match="cannot continue as ride"):
         rfdlc.fork(trained["ensemble-ldam"].path, tmp_path / "fork", method="ride")

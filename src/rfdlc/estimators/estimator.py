@@ -600,13 +600,13 @@ def _held_out_loss(decider: Decider, held: Split, logits: Floats) -> float:
 def _network(
     config: TrainConfig, shape: tuple[int, ...], classes: int, weights: Arrays
 ) -> Any:
-    given = METHODS[METHOD], config, shape, as_classes(classes)
+    method, names = METHODS[METHOD], as_classes(classes)
     tensors = {name: torch.tensor(array) for name, array in weights.items()}
-    net = (
-        mixture_net(*given, tensors)
-        if config.backbone in TABULAR
-        else method_net(*given, (config.seed,))
-    )
+    net: Any
+    if config.backbone in TABULAR:
+        net = mixture_net(method, config, shape, names, tensors)
+    else:
+        net = method_net(method, config, shape, names, seeds=(config.seed,))
     if weights:
         net.load_state_dict(tensors)
     return place(net, choose_device(config.device))

@@ -112,9 +112,15 @@ class Stacker:
         """The network of a run, or of a stack of runs like it. What does not fit the
         data raises here.
         """
-        method, config, data = run.method, run.config, self.data
-        given = data.input_shape, data.classes, seeds or (config.seed,), self.backbone
-        return method_net(method, config, *given, start=run.start)
+        return method_net(
+            run.method,
+            run.config,
+            self.data.input_shape,
+            self.data.classes,
+            seeds=seeds or (run.config.seed,),
+            network=self.backbone,
+            start=run.start,
+        )
 
     def next_stack(self, waiting: Sequence[Run]) -> Stack:
         """The stack to train next: the runs that are least far, so that they can join
