@@ -528,7 +528,7 @@ def test_trials_are_reported(tmp_path):
 def test_bad_input(tmp_path, folder):
     with pytest.raises(
         InputError,
-        match=r"expected one of backbone, backbone_options, .* in all\); did you mean 'epochs'",
+        match=r"expected one of backbone, .* in all\); did you mean 'epochs'",
     ) as found:
         run("train", "digits-lt", "--out", tmp_path / "x", "epohcs=3")
     assert len(str(found.value)) < 200
