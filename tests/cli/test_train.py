@@ -19,6 +19,7 @@ from rfdlc.probabilities.predictions import Predictions
 from rfdlc.serving.backend import open_backend
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
+from rfdlc.training.settings import GROUPS
 
 pytestmark = pytest.mark.usefixtures("quick_tables", "quick_calibration")
 SMALL = ["epochs=2", "widths=8"]
@@ -527,7 +528,7 @@ def test_trials_are_reported(tmp_path):
 def test_bad_input(tmp_path, folder):
     with pytest.raises(
         InputError,
-        match=r"expected one of preset, backbone, .* in all\); did you mean 'epochs'",
+        match=r"expected one of backbone, .* in all\); did you mean 'epochs'",
     ) as found:
         run("train", "digits-lt", "--out", tmp_path / "x", "epohcs=3")
     assert len(str(found.value)) < 200
@@ -593,3 +594,6 @@ def test_settings_are_listed():
     listed = run("train", "--settings").stdout
     assert "prior_tau=" in listed
     assert "epochs=100" in listed
+    groups = listed.split("\n\n")
+    assert [group.strip().partition(":")[0] for group in groups] == list(GROUPS)
+    assert sum(group.count("\nmixup=") for group in groups) == 1

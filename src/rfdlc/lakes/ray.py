@@ -189,8 +189,8 @@ class EmbedBatch:
         keep: Sequence[str],
         settings: Mapping[str, Any],
     ) -> None:
+        from rfdlc.training.building import choose_device
         from rfdlc.training.embedding import new_embedder
-        from rfdlc.training.model import choose_device
 
         self.inputs, self.features, self.keep = inputs, features, keep
         given = {"pretrained": "none", "device": choose_device("auto"), **settings}

@@ -31,8 +31,8 @@ from rfdlc.predicting.parts import (
 from rfdlc.predicting.predict import local_device
 from rfdlc.probabilities.classes import Classes
 from rfdlc.probabilities.predictions import readable_ids
+from rfdlc.training.building import choose_device
 from rfdlc.training.embedding import Embedder, new_embedder
-from rfdlc.training.model import choose_device
 
 OUTPUTS = (".parquet", ".npz")
 ROWS = 1024  # of a part: what a kill costs

@@ -44,7 +44,8 @@ from rfdlc.probabilities.scores import (
     Floats,
     check_class_names,
 )
-from rfdlc.training.model import Model, OwnBackbone
+from rfdlc.training.building import OwnBackbone
+from rfdlc.training.model import Model
 from rfdlc.training.run import Run
 
 KINDS = (".npz", ".parquet", ".csv")

@@ -59,6 +59,7 @@ from rfdlc.probabilities.predictions import Predictions
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.pretrained import Start, Weights
+from rfdlc.training.settings import settings_where
 from rfdlc.training.trial_plan import TUNING, Settings, TrialPlan
 
 FORMAT = "rfdlc-run"
@@ -71,17 +72,12 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 KNOWN, CHECKSUM = "rfdlc", "sha256"
 CLASSES, CONFIGURATION = "classes", "configuration"
 MODEL, DECIDER, HELD_OUT = "model.safetensors", "decider.json", "held-out.npz"
-MAY_CHANGE = (
-    "device",
-    "workers",
-    "compile",
-    "execution",
-    "parallel",
-    "log",
-)  # between the calls that train a run
-# When files are written, on which nothing else depends
-WHEN = ("keep", "checkpoint_every", "evaluate_every")
-# What may change where data or a run folder are moved: no model depends on it
+MAY_CHANGE = settings_where(lambda setting: setting.may_change_on_resume)
+NO_MODEL_DEPENDS_ON = settings_where(
+    lambda setting: setting.may_change_on_resume or setting.only_when_written
+)
+# Keys of `describe_data` that change where data or a run folder are moved: no model
+# depends on them
 PLACE = ("source", "root", "options", "name", "notes")
 
 Rows = list[dict[str, Any]]
@@ -277,7 +273,7 @@ class Run:
         """
         settings = self.metadata["settings"] | self.chosen
         data = dict(self.metadata["data"])
-        for name in (*MAY_CHANGE, *WHEN):
+        for name in NO_MODEL_DEPENDS_ON:
             settings.pop(name, None)
         for name in PLACE:
             data.pop(name, None)
