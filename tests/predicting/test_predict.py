@@ -244,7 +244,9 @@ def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
     text = decider.read_text()
     try:
         decider.write_text(text.replace('"temperature": ', '"temperature": 1', 1))
-        with pytest.raises(rfdlc.InputError, match=f"{begun} settings .model, fit"):
+        with pytest.raises(
+            rfdlc.InputError, match=f"{begun} settings .model, calibrator"
+        ):
             rfdlc.predict(run, photos, out)
     finally:
         decider.write_text(text)
