@@ -248,9 +248,9 @@ class Bench:
     ) -> list[Decider]:
         """A decider a seed, fitted on held-out logits, and what it makes of them."""
         bare = self.decider(name, settings)
+        balanced = is_uniform(bare.model.target_prior)
         deciders = [
-            bare.fit(part, labels, logits=True, balanced=is_uniform(bare.target_prior))
-            for part in logits
+            bare.fit(part, labels, logits=True, balanced=balanced) for part in logits
         ]
         self.report(
             name, mode, settings, logits, labels, deciders, seconds, balance=True

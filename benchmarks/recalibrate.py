@@ -226,14 +226,14 @@ def summary(runs: list[Row]) -> list[Row]:
         if not own:
             continue
         what = f"{labels}; stated: {stated}"
-        refused = {"value": share(own, "refused")}
+        refused: dict[str, Any] = {"value": share(own, "refused")}
         if labels in (GAINS, NO_GAIN):
             refused["required"] = "at most 0.01"
         rows.append({"what": f"{what}: {len(own)} runs: refused", **refused})
         if labels == GAINS:
             rows += gain_rows(what, own)
             continue
-        written = {"value": share(own, "written")}
+        written: dict[str, Any] = {"value": share(own, "written")}
         if stated not in (BY_CONFIDENCE, UNCHECKED):
             written["required"] = "at most 0.025"
         rows.append({"what": f"{what}: {len(own)} runs: written", **written})

@@ -98,7 +98,8 @@ def measured(
     """Train, and hand over each share of new samples in each way."""
     file = folder / "images.npz"
     if name == "digits":
-        np.savez(file, **digits())
+        drawn: dict[str, Any] = digits()
+        np.savez(file, **drawn)
     else:
         with np.load(options.data / f"{name}.npz") as arrays:
             np.savez(file, **arrays)

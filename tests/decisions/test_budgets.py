@@ -246,15 +246,16 @@ def test_a_budget_is_saved_and_belongs_to_its_utility(tmp_path):
     )
     decider.save(tmp_path / "decider.json")
     loaded, p = Decider.load(tmp_path / "decider.json"), probabilities(200, 3, 1)
-    assert loaded.budget == decider.deferral.budget
+    assert loaded.deferral.budget == decider.deferral.budget
     assert (loaded.decide(p) == decider.decide(p)).all()
-    assert decider.replace(utility=utility).budget == decider.deferral.budget
+    assert decider.replace(utility=utility).deferral.budget == decider.deferral.budget
     with pytest.raises(
         InputError,
         match="fitted with another utility, prior or calibration: fit it again",
     ):
         decider.replace(utility=Utility.one_hot(3).with_abstain(0.8))
-    assert decider.replace(utility=Utility.one_hot(3), budget=None).budget is None
+    bare = decider.replace(utility=Utility.one_hot(3), budget=None)
+    assert bare.deferral.budget is None
 
 
 def test_batches_too_small_for_their_share_go_by_prices():

@@ -458,10 +458,9 @@ def test_other_probabilities_need_other_sets():
     assert moved.sets is None
     with pytest.raises(InputError, match="has no sets"):
         moved.decide_sets([[0.7, 0.1, 0.1, 0.1]])
-    assert (
-        new.replace(target_prior=new.target_prior, utility=Utility(2 * np.eye(4))).sets
-        == new.sets
-    )
+    scaled = Utility(2 * np.eye(4))
+    same = new.replace(target_prior=new.model.target_prior, utility=scaled)
+    assert same.sets == new.sets
     utility_sets = new.replace(sets="u65")
     assert utility_sets.replace(target_prior="uniform").sets == utility_sets.sets
 

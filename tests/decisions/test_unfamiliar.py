@@ -151,7 +151,7 @@ def test_unfamiliar_samples_are_handed_over_and_named(world, tmp_path):
     ).all()
     decider.save(tmp_path / "decider.json")
     loaded = Decider.load(tmp_path / "decider.json")
-    assert loaded.unfamiliar == known
+    assert loaded.deferral.unfamiliar == known
     assert (loaded.decide(new, logits=True) == found.action).all()
     named = utility.with_abstain(-1.0, "unfamiliar")
     chosen = decider.replace(utility=named).decide(new, logits=True)

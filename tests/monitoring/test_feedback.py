@@ -212,7 +212,7 @@ def test_other_deciders_and_few_labels_are_refused(served, stream):
         options(served, decisions, np.arange(10), y[:10], np.ones(10))
     with pytest.raises(InputError, match="propensity: expected a probability above 0"):
         review_weights(strata_of(decisions), np.arange(2), [0.5, 0.0])
-    assert served.decided_prior == pytest.approx(MIX)
+    assert served.model.decided_prior == pytest.approx(MIX)
 
 
 def test_words_are_in_costs_where_these_were_given():

@@ -520,7 +520,9 @@ def test_weights_are_repetitions(calibration, seed, classes, particles, step, gr
         repeated.probabilities(z, logits=True),
         atol=1e-9,
     )
-    np.testing.assert_allclose(weighted.joint, repeated.joint, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        weighted.model.joint, repeated.model.joint, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_out_of_fold_copies_of_a_sample_are_held_out_together():
@@ -627,14 +629,14 @@ def test_an_estimate_stays_behind_the_target_prior_that_it_gave(shifted):
     decider = Decider(Utility.one_hot(4), train_prior=TRAIN)
     estimate = decider.estimate_prior(shifted[0][:500], logits=True)
     estimated = decider.replace(target_prior=estimate)
-    assert estimated.estimate is estimate
+    assert estimated.model.estimate is estimate
     assert (
         estimated.replace(rule="argmax").replace(utility=Utility.one_hot(4)).estimate
         is estimate
     )
     assert "estimated" in estimated.replace(rule="argmax").decided_for
     for other in (None, "uniform"):
-        assert estimated.replace(target_prior=other).estimate is None
+        assert estimated.replace(target_prior=other).model.estimate is None
 
 
 def test_correction_equals_bayes_rule(shifted):
@@ -666,7 +668,7 @@ class TestNeverTwice:
         for use in (
             lambda p: other.decide(p),
             lambda p: other.probabilities(p),
-            lambda p: other.expected_utility(p),
+            lambda p: other.explain(p),
             lambda p: other.fit(p, [0] * len(p)),
             lambda p: other.estimate_prior(p),
             lambda p: Predictions(probabilities=p),
@@ -691,7 +693,9 @@ class TestNeverTwice:
         assert once.model.calibrator == twice.model.calibrator
         first = once.replace(target_prior=once.estimate_prior(z, logits=True))
         again = first.replace(target_prior=first.estimate_prior(z, logits=True))
-        assert first.target_prior == pytest.approx(again.target_prior, abs=1e-9)
+        assert first.model.target_prior == pytest.approx(
+            again.model.target_prior, abs=1e-9
+        )
 
     def test_uniform_after_reweighting_is_left_alone(self):
         p = np.array([[0.4, 0.3, 0.2, 0.1]])
@@ -715,7 +719,7 @@ class TestNeverTwice:
                 train_prior=given,
             )
             fitted = decider.fit(biased, y, logits=True)
-            assert fitted.effective_prior == pytest.approx(carried, abs=0.01)
+            assert fitted.model.effective_prior == pytest.approx(carried, abs=0.01)
             p = fitted.replace(target_prior="uniform").probabilities(
                 biased, logits=True
             )

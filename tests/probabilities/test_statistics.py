@@ -9,6 +9,7 @@ import pandas
 import pytest
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
+from rfdlc.decisions.decider import utility_interval
 from rfdlc.probabilities.calibrators import CALIBRATORS
 from rfdlc.probabilities.choosing import for_any_prior
 from rfdlc.probabilities.priors import estimate_prior
@@ -471,10 +472,11 @@ def test_an_estimated_prior_is_shown_with_its_intervals():
     z = over_confident(log_likelihood)
     decided = decider.replace(target_prior=decider.estimate_prior(z, logits=True))
     assert "decided for the estimated class prior" in repr(decided)
-    assert "% to " in decided.decided_for
-    low, high = decided.utility_interval(z, decided.estimate, logits=True)
-    assert low < decided.expected_utility(z, logits=True).max(axis=1).mean() < high
-    assert decided.replace(target_prior="uniform").estimate is None
+    assert "% to " in decided.model.decided_for
+    low, high = utility_interval(decided, z, logits=True)
+    p = decided.probabilities(z, logits=True)
+    assert low < decided.utility.gains(p).max(axis=1).mean() < high
+    assert decided.replace(target_prior="uniform").model.estimate is None
     with pytest.raises(
         InputError, match=r"cannot be estimated here.*--target-prior estimate"
     ):

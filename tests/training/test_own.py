@@ -159,7 +159,7 @@ def prior_of(monkeypatch, **fields):
         "mine",
         resolve("mine", "", {})[1],
         rfdlc.Classes.from_counts(COUNTS.astype(int)),
-    ).train_prior
+    ).model.train_prior
 
 
 @pytest.mark.parametrize(

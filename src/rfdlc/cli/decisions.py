@@ -238,10 +238,9 @@ def daily_line(
 def set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:
     from rfdlc.decisions.sets import PredictionSets
 
-    sets, summary = (
-        decider.sets,
-        {"kind": decider.sets.kind, "mean_size": float(sizes.mean())},
-    )
+    sets = decider.sets
+    assert sets is not None
+    summary: dict[str, Any] = {"kind": sets.kind, "mean_size": float(sizes.mean())}
     if isinstance(sets, PredictionSets):
         summary |= {
             "coverage": sets.coverage,
@@ -257,12 +256,12 @@ def set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:
 
 def set_line(decider: "rfdlc.Decider", sizes: Any) -> str:
     """What is promised for which classes, and how large the sets are."""
-    text, promises = str(decider.sets), set_summary(decider, sizes).get("promises", ())
-    pooled = [
-        row["class"]
-        for row in promises
-        if decider.sets.kind == "class" and len(row["promised_for"]) > 1
-    ]
+    text = str(decider.sets)
+    summary = set_summary(decider, sizes)
+    promises = summary.get("promises", ())
+    pooled = []
+    if summary["kind"] == "class":
+        pooled = [row["class"] for row in promises if len(row["promised_for"]) > 1]
     none = [row["class"] for row in promises if not row["promised_for"]]
     none = ["any coverage"] if none and len(none) == len(promises) else none
     notes = [f"promised together: {listing(pooled)}"] * bool(pooled) + [

@@ -62,18 +62,18 @@ def with_sets(
         return decider.fit_sets(
             held, kind=sets, coverage=0.9 if share is None else share, max_size=size
         )
-    known = decider.sets
+    fitted = decider.sets
     same = (
-        isinstance(known, PredictionSets)
-        and known.kind == sets
-        and share in (None, known.coverage)
+        isinstance(fitted, PredictionSets)
+        and fitted.kind == sets
+        and share in (None, fitted.coverage)
+        and size in (None, fitted.max_size)
     )
-    same = same and size in (None, known.max_size)
     expect(
         same,
         f"--sets {sets} needs held-out predictions with targets, from which the"
         " coverage is promised: --calibrate FILE, a run folder with held-out.npz, or"
-        f" --decider FILE with such sets (this one has {known or 'none'})",
+        f" --decider FILE with such sets (this one has {fitted or 'none'})",
     )
     return decider
 

@@ -259,7 +259,7 @@ class UtilityRequest:
         )
         assert saved is not None
         changes = {"budget": None} if self.budget else {}
-        target = saved.target_prior if prior is None else prior
+        target = saved.model.target_prior if prior is None else prior
         return {
             "decider": self.fit_to(
                 saved.replace(utility=utility, target_prior=target, **changes),
@@ -318,7 +318,7 @@ class UtilityRequest:
         for file in self.expert or ():
             utility = None if utility is None else reading.with_expert(utility, file)
         forced = self.unfamiliar is not None or (
-            saved is not None and saved.unfamiliar is not None
+            saved is not None and saved.deferral.unfamiliar is not None
         )
         if (
             utility is not None

@@ -614,7 +614,9 @@ def utility_interval(
     values = decider.utility.matrix[:, actions].T  # (N, C)
     model = decider.model.replace(target_prior=None)
     p = np.asarray(model(scores, logits=logits).array(), dtype=np.float64)
-    return estimate.mean_interval(p, values, model.effective_prior)
+    carried = model.effective_prior
+    assert carried is not None  # an estimate has a prior to start from
+    return estimate.mean_interval(p, values, carried)
 
 
 def left_open(decider: Decider, scores: Any) -> str:

@@ -169,7 +169,9 @@ class OnnxModel:
                 .explain_probabilities(p, strange)
                 .action
             )
-            sets = self.decider.sets and self.decider.sets.members(p, chosen)
+            sets = None
+            if self.decider.sets is not None:
+                sets = self.decider.sets.members(p, chosen)
             values = p @ chosen.matrix
             decided, limited = (
                 replace(decided, expected_utility=values, action=action, sets=sets),

@@ -205,7 +205,7 @@ def _joined_results(
     groups = None if data.train.together is None else data.train.together[rows[order]]
     known: dict[str, Any] = {"targets": targets, "ids": ids, "groups": groups}
     first = models[0].decider
-    said = CORRECTED + first.decided_for.removeprefix("decided")
+    said = CORRECTED + first.model.decided_for.removeprefix("decided")
     predictions = Predictions(probabilities=p, classes=classes, corrected=said, **known)
     decider = Decider(
         first.utility.with_classes(classes),

@@ -199,7 +199,7 @@ def table_plan(data: Dataset, method: str, config: TrainConfig) -> dict[str, str
             else {}
         ),
         "decisions": (
-            new_decider(method, config, data.classes).decided_for.removeprefix(
+            new_decider(method, config, data.classes).model.decided_for.removeprefix(
                 "decided "
             )
         ),
