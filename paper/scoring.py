@@ -116,6 +116,8 @@ def score(
             Utility.one_hot(test.classes), combine=combine, calibration=CALIBRATION
         )
         decider = decider.fit(Predictions.load(held), balanced=target == "uniform")
+        # Of a training alike that held samples out: it decides this run on purpose.
+        decider = decider.replace(source=test.scores.model)
         more = _calibrated(decider, test)
         values, points = values + more[0], points + more[1]
     return [

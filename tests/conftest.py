@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -39,9 +40,14 @@ def quick_calibration() -> Iterator[None]:
     """
     from rfdlc.probabilities import calibrators
 
+    no_samples = np.empty(0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibrators, "needs_power", lambda *given: False)
-        patch.setattr(calibrators, "cross_validated", lambda *given: ({}, None))
+        patch.setattr(calibrators, "needs_power", lambda *arguments: False)
+        patch.setattr(
+            calibrators,
+            "cross_validated",
+            lambda *arguments: ({}, no_samples, no_samples),
+        )
         yield
 
 

@@ -319,9 +319,9 @@ def parts_of_other_images(copy):
 def parts_of_another_calibration(copy):
     source, out = copy.made.folder / "x.npy", copy.path / "p.csv"
     held = Predictions.load(copy.path / "held-out.npz")
-    own = decider(copy.path)
+    other = decider(copy.path).replace(calibration="temperature").fit(held)
     interrupted(copy.path, source, out)
-    continued(copy.path, source, out, decider=own.fit(held, strength=0.5))
+    continued(copy.path, source, out, decider=other)
 
 
 def a_lake_of_another_decider(copy):
@@ -409,7 +409,7 @@ REFUSED = {
     scores_of_two_priors: "scores of different models, priors or kinds",
     parts_of_another_array: r"was begun with other settings \(source\)",
     parts_of_other_images: r"was begun with other settings \(source\)",
-    parts_of_another_calibration: r"was begun with other settings \(fitted\)",
+    parts_of_another_calibration: r"was begun with other settings \(calibrator\)",
     a_lake_of_another_decider: r"was begun with other settings \(decider\)",
     features_of_another_encoder: "this model was trained on other ones",
 }

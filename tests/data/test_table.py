@@ -1353,16 +1353,16 @@ def test_dates_as_classes_are_texts(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_dates_as_categories_reads_them_so() -> None:
-    old = {
+    column = {
         "name": "when",
+        "categories": ["2024-01-01", "2024-01-02"],
         "median": None,
         "offset": 0.0,
         "flags_missing": False,
         "counts_missing": False,
+        "missing": [],
     }
-    encoder = TableEncoder.from_dict(
-        {"columns": [old | {"categories": ["2024-01-01", "2024-01-02"]}]}
-    )
+    encoder = TableEncoder.from_dict({"columns": [column]})
     for cells in (["2024-01-02"], pa.array([date(2024, 1, 2)])):
         assert encoder.transform({"when": cells}).tolist() == [[0, 1]]
 

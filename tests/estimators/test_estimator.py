@@ -562,7 +562,10 @@ def test_labels_that_differ_in_spelling_alone_are_told(three):
     )
     with pytest.warns(
         UserWarning,
-        match="classes ' Bad', 'bad' differ in case, spaces or hyphens alone",
+        match=(
+            "classes ' Bad', 'bad' differ in case, spaces, hyphens or hidden"
+            " characters alone"
+        ),
     ):
         RFDLCClassifier(backbone="mlp", epochs=1, random_state=0).fit(X, labels)
 

@@ -25,6 +25,7 @@ from rfdlc.exporting.export import (
 from rfdlc.predicting.onnx_model import CHECKSUM_LENGTH, with_checksum
 from rfdlc.serving.backend import Limits, open_backend
 from rfdlc.serving.requests import Reader
+from rfdlc.training.run import Run
 
 pytest.importorskip(
     "onnxruntime", reason='export tests need pip install "rfdlc[export]"'
@@ -440,8 +441,9 @@ def test_rows_of_a_table(tmp_path):
 
 
 def test_rows_far_from_all_training_rows(tmp_path):
-    """Log probabilities of -100 and below, of which no exponential is left in 32 bits;
-    a date of 0 is far, too.
+    """They are decided as rows at the edge of what training saw, also where log
+    probabilities are -100 and below, of which no exponential is left in 32 bits; a date
+    of 0 is far, too.
     """
     rng = np.random.default_rng(0)
     amount, day = (
@@ -457,6 +459,12 @@ def test_rows_far_from_all_training_rows(tmp_path):
     options = {"data_options": {"target": "kind"}, "device": "cpu"}
     model = rfdlc.train(tmp_path / "rows.csv", "rf-dlc", tmp_path / "run", **options)
     assert model.config.backbone == "mixture"
+    run = Run(tmp_path / "run")
+    weights = run.weights()
+    weights["slope"] *= 200
+    run.write_model(weights)
+    (run.path / "predictions.npz").unlink()  # of the weights before
+    model = rfdlc.Model.load(tmp_path / "run", device="cpu")
     exported = rfdlc.OnnxModel.load(
         rfdlc.export(tmp_path / "run", tmp_path / "model.onnx").path
     )
@@ -464,8 +472,15 @@ def test_rows_far_from_all_training_rows(tmp_path):
         "amount": ["1", "1000", "1e6", "-1000"],
         "day": ["2024-01-09", "2024-01-09", "2030-01-01", "1970-01-01"],
     }
+    most, least = f"{amount.max():.4f}", f"{amount.min():.4f}"
+    edges = {
+        "amount": ["1", most, most, least],
+        "day": ["2024-01-09", "2024-01-09", str(day.max()), str(day.min())],
+    }
     predictions = model.predict(rows)
     assert predictions.scores.values.min() < -500
+    at_edges = model.predict(edges).scores.values
+    np.testing.assert_allclose(predictions.scores.values, at_edges, rtol=1e-5)
     own = model.decider.probabilities(predictions)
     np.testing.assert_allclose(
         exported.decide(rows).probabilities, own, rtol=0, atol=1e-4

@@ -17,7 +17,9 @@ def rewritten(path, content):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_small_files_are_what_they_hold(tmp_path):
+@pytest.mark.parametrize("piece", [300, identity.PIECE])
+def test_small_files_are_what_they_hold(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr(identity, "PIECE", piece)
     file, copy = tmp_path / "a", tmp_path / "b"
     file.write_bytes(bytes(1000))
     copy.write_bytes(bytes(1000))

@@ -1025,7 +1025,10 @@ def test_models_decide_by_one_decider_or_by_what_is_asked_for(run, photos, tmp_p
     )
     other = own.replace(utility=utility)
     assert chosen_decider(own, None, None).to_dict() == own.to_dict()
-    assert chosen_decider(own, utility, "uniform").target_prior.tolist() == [0.1] * 10
+    assert (
+        chosen_decider(own, utility, "uniform").model.target_prior.tolist()
+        == [0.1] * 10
+    )
     assert chosen_decider(own, None, None, other) is other
     for use in (partial(rfdlc.predict, run, photos), partial(rfdlc.export, run)):
         with pytest.raises(

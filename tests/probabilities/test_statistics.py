@@ -310,14 +310,17 @@ def test_weighted_calibrators_are_the_geometric_mean_of_their_corrected_probabil
 
 def test_weighted_matrices_and_numbers_are_one_matrix():
     matrix = np.array([[1.0, 0.25], [-0.5, 2.0]])
-    parts = {
-        "matrix-scaling": {"weight": matrix.tolist(), "bias": [1.0, 0.0]},
-        "temperature": {"temperature": 0.5},
-    }
-    found = CALIBRATORS["auto"](
-        {"matrix-scaling": 0.25, "temperature": 0.75}, parts, {}
+    scaling = CALIBRATORS["matrix-scaling"](weight=matrix, bias=np.array([1.0, 0.0]))
+    temperature = CALIBRATORS["temperature"](0.5)
+    auto = CALIBRATORS["auto"](
+        weights={"matrix-scaling": 0.25, "temperature": 0.75},
+        parameters={
+            "matrix-scaling": scaling.to_dict(),
+            "temperature": temperature.to_dict(),
+        },
+        losses={},
     )
-    weight, bias = found.as_affine()
+    weight, bias = auto.as_affine()
     assert np.array_equal(weight, 0.25 * matrix + 1.5 * np.eye(2))
     assert np.array_equal(bias, [0.25, 0])
 

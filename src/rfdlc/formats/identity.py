@@ -19,6 +19,7 @@ from rfdlc.errors import InputError
 
 DIGITS = 16  # of the names of models
 WHOLE = 2**26  # bytes of files of which all are read
+PIECE = 2**20  # bytes of a file that are in memory at a time
 BLOCK, BLOCKS = 2**12, 2**10  # bytes of a sample of larger files, and their number
 
 
@@ -78,8 +79,9 @@ def digest_of_files(files: Sequence[str | Path], *, times: bool = True) -> str:
     ends = np.maximum(sizes, 0).cumsum()
     total = int(ends[-1]) if len(ends) else 0
     if total <= WHOLE:
-        for file in files:
-            digest.update(_content(file, 0, WHOLE))
+        for file, size in zip(files, sizes.tolist(), strict=True):
+            for start in range(0, size, PIECE):
+                digest.update(_content(file, start, PIECE))
         return digest.hexdigest()
     if times:
         digest.update(np.array([time for _, time in states], dtype=np.int64).tobytes())

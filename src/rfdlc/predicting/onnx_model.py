@@ -305,10 +305,12 @@ def check_rule(decider: Decider) -> None:
 
 def outputs_of(decider: Decider) -> tuple[str, ...]:
     """The names of the outputs of a graph."""
-    added = [
-        name for name in ("sets", "unfamiliar") if getattr(decider, name) is not None
-    ]
-    return (*OUTPUTS, *added)
+    names = list(OUTPUTS)
+    if decider.sets is not None:
+        names.append("sets")
+    if decider.deferral.unfamiliar is not None:
+        names.append("unfamiliar")
+    return tuple(names)
 
 
 def check_exportable(

@@ -334,15 +334,16 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
 
 def by_split(name: str, arrays: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """{split or "": {role: array}} of arrays whose keys name both."""
+    for key in PREDICTED:
+        if key in arrays:
+            raise InputError(
+                f"{name}: holds predictions ({key}), not samples: `rfdlc decide`,"
+                f" `evaluate` and `report` read it; samples are {EXPECTED}"
+            )
     found: dict[str, dict[str, Any]] = {}
     for key, array in arrays.items():
         if key == EMBEDDING:
             continue
-        instead = "`rfdlc decide`, `evaluate` and `report` read it; samples are"
-        expect(
-            key not in PREDICTED,
-            f"{name}: holds predictions ({key}), not samples: {instead} {EXPECTED}",
-        )
         words = _words(key)
         splits = [split for split in map(split_name, words) if split]
         roles = [ROLES[word] for word in words if word in ROLES]
