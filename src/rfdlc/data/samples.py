@@ -5,14 +5,12 @@ grow with their number.
 import hashlib
 import os
 import warnings
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,13 +40,12 @@ from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.formats.cells import text_column
 from rfdlc.formats.identity import digest_of_files, digest_of_table
 from rfdlc.formats.tables import is_table, open_table, parquet_files, split_files
+from rfdlc.formats.threads import ahead
 from rfdlc.probabilities.classes import Classes, as_array
 from rfdlc.probabilities.scores import GROUP
 
 AHEAD = 2  # chunks that are read while one is computed
 Sources = str | Path | Sequence[str | Path]  # several are image files
-Item = TypeVar("Item")
-Found = TypeVar("Found")
 UNKNOWN = -1  # the label of a sample whose class is not known
 
 
@@ -144,22 +141,6 @@ class Samples:
             for at in range(0, len(rows), size)
         )
         return ahead(lambda piece: (piece[0], self.take(piece[1])), pieces, AHEAD)
-
-
-def ahead(
-    function: Callable[[Item], Found], items: Iterable[Item], count: int
-) -> Iterator[Found]:
-    """`function` of each item in turn, computed in a thread; up to `count` results
-    wait.
-    """
-    coming = deque[Future[Found]]()
-    with ThreadPoolExecutor(1) as worker:
-        for item in items:
-            coming.append(worker.submit(function, item))
-            if len(coming) > count:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
 
 
 def image_paths(source: Sources, root: str | Path | None = None) -> list[Path]:
@@ -364,7 +345,7 @@ def holds_features(source: Sources, root: str | Path | None = None) -> bool:
     reader, found = find_reader(source, root)
     if reader not in (arrays.read, arrays.read_npy):
         return False
-    splits = arrays.by_split(place.name, arrays.open_arrays(found, streamed=True))
+    splits = arrays.by_split(place.name, arrays.open_inputs(found, streamed=True))
     return any(len(roles["x"].shape) == 2 for roles in splits.values() if "x" in roles)
 
 
@@ -584,7 +565,7 @@ def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
     """`x`, and `y`, `ids` and `names` where they exist; rows of `x` are read on
     demand.
     """
-    opened = arrays.open_arrays(path, streamed=True)
+    opened = arrays.open_inputs(path, streamed=True)
     if (made := opened.get(arrays.EMBEDDING)) is not None:
         _check_embedding(path, spec, Embedding.read(str(as_array(made)), path))
     splits = arrays.by_split(path.name, opened)

@@ -228,7 +228,7 @@ def _of_arrays(
     source: str | Path, name: str, place: Path
 ) -> tuple[list[str], list[str]]:
     """The splits of arrays of images, and the names of their classes."""
-    found = arrays.by_split(name, arrays.open_arrays(place, streamed=True))
+    found = arrays.by_split(name, arrays.open_inputs(place, streamed=True))
     given = found.get("", {}).pop("names", None)
     roles = {split: own for split, own in found.items() if own}
     expect(

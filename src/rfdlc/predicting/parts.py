@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.readers.arrays import open_arrays, read_header
-from rfdlc.data.samples import ahead
 from rfdlc.errors import InputError, expect
+from rfdlc.formats.arrays import open_rows, read_header
 from rfdlc.formats.files import locked, read_json, replacing
 from rfdlc.formats.table_writing import open_writer
+from rfdlc.formats.threads import ahead
 from rfdlc.progress import live
 
 JOB = "job.json"
@@ -427,9 +427,7 @@ class ArrayStore:
                         )
                         for file, own in zip(files, rows, strict=True):
                             if own.any():
-                                found = open_arrays(file, streamed=True)[name][
-                                    0 : len(own)
-                                ]
+                                found = open_rows(file, name)[0 : len(own)]
                                 found = (found if own.all() else found[own]).astype(
                                     dtype, copy=False
                                 )

@@ -2,16 +2,12 @@
 memory.
 """
 
-import math
 import re
-import struct
 import warnings
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +17,8 @@ from rfdlc.data.dataset import SPLITS, Dataset, Split, as_images, as_inputs
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import resized
 from rfdlc.data.table import blurred
-from rfdlc.errors import InputError, expect, listing
-from rfdlc.formats.files import OBJECTS, array_of, open_npz
+from rfdlc.errors import expect, listing
+from rfdlc.formats.arrays import NPZ, array_names, open_arrays, open_npy
 from rfdlc.formats.tables import split_name
 from rfdlc.probabilities.classes import Classes, as_array, is_missing, numbered
 
@@ -76,7 +72,7 @@ def read(path: Path) -> Dataset:
     """An `.npz`, or a folder of `.npy` files, with `x` and `y`, or with `train_x`,
     `train_y`, `test_x`, ...
     """
-    arrays = open_arrays(path)
+    arrays = open_inputs(path)
     made, data = (
         arrays.get(EMBEDDING),
         from_arrays(path.name if path.is_dir() else path.stem, arrays),
@@ -98,7 +94,7 @@ def read_npy(path: Path, *, labels: str | Path | None = None) -> Dataset:
         beside.is_file() and beside != path,
         f"{path}: there are no labels for it at {beside}; {fix}",
     )
-    return from_arrays(path.stem, {"x": _open(path), "y": _open(beside)})
+    return from_arrays(path.stem, {"x": open_npy(path), "y": open_npy(beside)})
 
 
 def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
@@ -128,14 +124,9 @@ def is_medmnist(path: Path) -> bool:
     """Whether an `.npz` has MedMNIST's keys: images and labels of each split, and
     nothing else, such as names.
     """
-    keys = list[str]()
-    with (
-        suppress(Exception),
-        zipfile.ZipFile(path) as archive,
-    ):  # damaged in any way: reading it will say how
-        keys = archive.namelist()
-    known = {f"{split}_{role}.npy" for split in SPLITS for role in ("images", "labels")}
-    return {"train_images.npy", "train_labels.npy"} <= set(keys) <= known
+    keys = set(array_names(path))
+    known = {f"{split}_{role}" for split in SPLITS for role in ("images", "labels")}
+    return {"train_images", "train_labels"} <= keys <= known
 
 
 def find_medmnist(root: Path, name: str) -> Path:
@@ -161,7 +152,7 @@ def read_medmnist(path: Path, *, image_size: PositiveInt | None = None) -> Datas
     """The file's own splits and natural tail, classes in the file's order; resized on
     request.
     """
-    arrays, ids = open_arrays(path), {}
+    arrays, ids = open_inputs(path), {}
     labels = {key: values for key, values in arrays.items() if key.endswith("_labels")}
     integers = all(values.dtype.kind in "iu" for values in labels.values())
     expect(
@@ -180,112 +171,22 @@ def read_medmnist(path: Path, *, image_size: PositiveInt | None = None) -> Datas
     return from_arrays(path.stem, {**arrays, **ids, "names": names})
 
 
-def open_arrays(path: Path, *, streamed: bool = False) -> dict[str, Any]:
+def open_inputs(path: Path, *, streamed: bool = False) -> dict[str, Any]:
     """Arrays of an `.npz`, an `.npy` (and the `y.npy` beside it) or a folder, by name;
     `streamed` inputs on demand.
     """
-    if path.is_dir():
-        return {file.stem: _open(file, streamed) for file in sorted(path.glob("*.npy"))}
-    if path.suffix.lower() == ".npz":
-        with _explained(path), open_npz(path, streamed) as found:
-            lazy = [
-                key
-                for key in found.files
-                if streamed and "x" in map(ROLES.get, _words(key))
-            ]
-            return {
-                key: _zipped(path, key) if key in lazy else array_of(found, key)
-                for key in found.files
-            }
+    if path.is_dir() or path.suffix.lower() == NPZ:
+        return open_arrays(path, streamed=is_inputs if streamed else None)
+    found = {"x": open_npy(path, mapped=streamed)}
     labels = path.with_name("y.npy")  # goes with X.npy, not with X_test.npy
-    beside = (
-        labels.is_file()
-        and labels != path
-        and not any(map(split_name, _words(path.stem)))
-    )
-    return {"x": _open(path, streamed)} | (
-        {"y": _open(labels, streamed)} if beside else {}
-    )
+    of_a_split = any(map(split_name, _words(path.stem)))
+    if labels.is_file() and labels != path and not of_a_split:
+        found["y"] = open_npy(labels)
+    return found
 
 
-def _open(path: Path, mapped: bool = False) -> NDArray[Any]:
-    with _explained(path):
-        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
-
-
-def _zipped(path: Path, key: str) -> Any:
-    """Rows of an array in an `.npz` file on demand, or the whole array where it is
-    stored by column.
-    """
-    archive = zipfile.ZipFile(path)  # stays open as long as its rows are read
-    file, member = archive.open(f"{key}.npy"), archive.getinfo(f"{key}.npy")
-    shape, by_column, dtype = read_header(file)
-    if dtype.hasobject or by_column or not shape:
-        return np.load(path, allow_pickle=False)[key]
-    if member.compress_type != zipfile.ZIP_STORED:
-        return ZippedRows(path, file, file.tell(), shape, dtype)
-    stored = path.open("rb")  # read directly, which is twice as fast
-    stored.seek(member.header_offset + 26)
-    start = (
-        member.header_offset + 30 + sum(struct.unpack("<HH", stored.read(4)))
-    )  # name and extra field lie between
-    return ZippedRows(path, stored, start + file.tell(), shape, dtype)
-
-
-def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape of an array in numpy's format, whether it is stored by column, and its
-    type; its content follows.
-    """
-    old = np.lib.format.read_magic(file) == (1, 0)
-    return (
-        np.lib.format.read_array_header_1_0
-        if old
-        else np.lib.format.read_array_header_2_0
-    )(file)
-
-
-@dataclass(frozen=True)
-class ZippedRows:
-    """Rows of an array in an `.npz` file, which are cheap to read in ascending order,
-    compressed or not.
-    """
-
-    path: Path
-    file: IO[bytes]
-    start: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        count, size = (
-            rows.stop - rows.start,
-            self.dtype.itemsize * math.prod(self.shape[1:]),
-        )
-        with _explained(self.path):
-            self.file.seek(self.start + rows.start * size)
-            found = np.empty((count, *self.shape[1:]), self.dtype)
-            place = found.reshape(-1).view(np.uint8)
-            length = self.file.readinto(place)  # type: ignore[attr-defined]
-            expect(length == count * size, "it ends too early")
-            return found
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # a damaged file can fail in any way
-        reason = (
-            "cannot be read as numpy arrays, it is damaged or of another format"
-            f" ({error})"
-        )
-        if OBJECTS in str(error):  # of one array that is named
-            reason = str(error)
-        elif "allow_pickle" in str(error) or "Python objects" in str(error):
-            reason = f"holds {OBJECTS}, such as values.astype('U')"
-        raise InputError(f"{path}: {reason}") from None
+def is_inputs(key: str) -> bool:
+    return "x" in map(ROLES.get, _words(key))
 
 
 def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
