@@ -19,16 +19,9 @@ from torch import Tensor, nn
 from rfdlc.data.dataset import Dataset, Normalisation, Split, as_inputs
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles, Resizing
-from rfdlc.data.samples import (
-    Chunk,
-    InputSpec,
-    Samples,
-    Sources,
-    holds_features,
-    of_files,
-    open_samples,
-    split_of,
-)
+from rfdlc.data.opening import Sources, holds_features, open_samples, split_of
+from rfdlc.data.readers.image_files import open_files
+from rfdlc.data.samples import Chunk, InputSpec, Samples
 from rfdlc.data.table import TableEncoder
 from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.utility import Utility
@@ -283,7 +276,7 @@ class Model:
             )
         found = self._split(inputs, split)
         if isinstance(files := found.inputs, ImageFiles):
-            given = (
+            samples = open_files(
                 files.root,
                 files.names,
                 found.labels,
@@ -291,7 +284,7 @@ class Model:
                 skip_broken,
                 files.packed,
             )
-            return self.predict_samples(of_files(*given))
+            return self.predict_samples(samples)
         return self._predict(found)
 
     def open_samples(self, source: Sources, **options: Any) -> Samples:
