@@ -33,7 +33,7 @@ from rfdlc.data.dataset import (
     joined_labels,
     spelt_alike,
 )
-from rfdlc.data.reader import Finder, Place, Reader
+from rfdlc.data.reader import DataReader, Finder, Place
 from rfdlc.data.registry import READERS, find_reader, words
 from rfdlc.errors import InputError, counted, expect, listing, suggestion
 from rfdlc.formats.tables import read_columns, split_name
@@ -79,7 +79,7 @@ def register_source(
     def read_place(place: Place, **options: Any) -> Dataset:
         return read(place.path, **options)
 
-    reader = Reader(read_place, names=dict(names or {}), suffixes=tuple(suffixes))
+    reader = DataReader(read_place, names=dict(names or {}), suffixes=tuple(suffixes))
     if recognises is not None:
         reader = replace(reader, recognises=lambda place: recognises(place.path))
     READERS.insert(0, reader)
@@ -308,7 +308,7 @@ def _model(read: Callable[..., Dataset], options: tuple[str, ...]) -> type[BaseM
 
 
 def _validated(
-    reader: Reader, options: Mapping[str, Any], source: Any
+    reader: DataReader, options: Mapping[str, Any], source: Any
 ) -> dict[str, Any]:
     model = _model(reader.read, tuple(reader.options))
     try:

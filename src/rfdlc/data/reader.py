@@ -47,7 +47,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Reader:
+class DataReader:
     """A data format: how to recognise a data set, and how to read it.
 
     Parameters

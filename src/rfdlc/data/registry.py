@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rfdlc.data.reader import Place, Reader
+from rfdlc.data.reader import DataReader, Place
 from rfdlc.data.readers import (
     arrays,
     embedded,
@@ -26,7 +26,7 @@ from rfdlc.imports import FIRST
 
 # Of several that recognise a data set, the first reads it: special formats come before
 # general ones.
-READERS: list[Reader] = [
+READERS: list[DataReader] = [
     longtailed.DIGITS,
     medmnist.MEDMNIST,
     image_lists.LISTS,
@@ -48,7 +48,7 @@ NEIGHBOURS = 1000  # files beside a missing one that its name is compared with
 
 def find_reader(
     source: Any, root: str | Path | None = None, drop: Any = None
-) -> tuple[Reader, Any]:
+) -> tuple[DataReader, Any]:
     """Who reads a source, and what it is given: a place, or the object in memory."""
     if not isinstance(source, str | Path):
         return next(reader for reader in IN_MEMORY if reader.matches(source)), source

@@ -11,7 +11,7 @@ import numpy as np
 from rfdlc.data.dataset import SKIPPING
 from rfdlc.data.load import GroupFile, load
 from rfdlc.data.opening import image_paths, open_samples
-from rfdlc.data.reader import Listing, Place, Reader, Request
+from rfdlc.data.reader import DataReader, Listing, Place, Request
 from rfdlc.data.registry import find_reader, locate
 from rfdlc.data.samples import InputSpec, Samples, in_memory
 from rfdlc.errors import InputError, listing
@@ -69,7 +69,7 @@ def open_splits(
 
 
 def _check_target(
-    source: str | Path, target: str | None, reader: Reader | None
+    source: str | Path, target: str | None, reader: DataReader | None
 ) -> None:
     """Raise where a column of labels is named for images without columns."""
     named = reader is not None and reader.list_splits and "target" in reader.options
@@ -83,7 +83,7 @@ def _check_target(
 def _read(
     source: str | Path,
     root: str | Path | None,
-    reader: Reader,
+    reader: DataReader,
     place: Place,
     request: Request,
 ) -> tuple[Listing, Splits]:

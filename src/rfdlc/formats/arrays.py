@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from rfdlc.errors import InputError, expect
 from rfdlc.formats.files import OBJECTS, array_of, open_npz
 
-NPZ, NPY = ".npz", ".npy"
+NPZ = ".npz"
+NPY = ".npy"
 # Of a zip file: where the lengths of name and extra field stand in the header of a
 # member, and how long the header is without them.
-LENGTHS_AT, HEADER = 26, 30
+LENGTHS_AT = 26
+HEADER = 30
 
 
 def open_arrays(
@@ -121,12 +123,15 @@ def _explained(path: Path) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # a damaged file can fail in any way
-        reason = (
-            "cannot be read as numpy arrays, it is damaged or of another format"
-            f" ({error})"
-        )
-        if OBJECTS in str(error):  # of one array that is named
-            reason = str(error)
-        elif "allow_pickle" in str(error) or "Python objects" in str(error):
-            reason = f"holds {OBJECTS}, such as values.astype('U')"
-        raise InputError(f"{path}: {reason}") from None
+        raise InputError(f"{path}: {_reason(str(error))}") from None
+
+
+def _reason(error: str) -> str:
+    """Why numpy could not read a file, in words that a user understands."""
+    if OBJECTS in error:  # of one array that is named
+        return error
+    if "allow_pickle" in error or "Python objects" in error:
+        return f"holds {OBJECTS}, such as values.astype('U')"
+    return (
+        f"cannot be read as numpy arrays, it is damaged or of another format ({error})"
+    )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Split, as_inputs, choose_split
 from rfdlc.data.embedding import Embedding
-from rfdlc.data.reader import Listing, Place, Reader, Request
+from rfdlc.data.reader import DataReader, Listing, Place, Request
 from rfdlc.data.rows import doubtful
 from rfdlc.data.samples import UNKNOWN, Chunk, Samples, fingerprint_of, matched
 from rfdlc.data.table import blurred
@@ -361,7 +361,7 @@ def column(where: str, what: str, values: NDArray[Any]) -> NDArray[Any]:
     return flat
 
 
-NPZ_FILES = Reader(
+NPZ_FILES = DataReader(
     read,
     suffixes=[NPZ],
     open=open_rows,
@@ -370,4 +370,4 @@ NPZ_FILES = Reader(
 )
 FOLDER_OF_ARRAYS = replace(NPZ_FILES, suffixes=(), recognises=is_folder)
 NPY_FILES = replace(NPZ_FILES, read=read_npy, suffixes=[NPY])
-IN_MEMORY = Reader(from_memory, recognises=lambda source: True)
+IN_MEMORY = DataReader(from_memory, recognises=lambda source: True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Split, choose_split
 from rfdlc.data.embedding import Embedding
-from rfdlc.data.reader import Place, Reader, Request
+from rfdlc.data.reader import DataReader, Place, Request
 from rfdlc.data.readers import table
 from rfdlc.data.readers.arrays import from_arrays
 from rfdlc.data.readers.table import classes_of
@@ -175,7 +175,7 @@ def features_of(column: Any, width: int) -> NDArray[np.float32]:
     return flat.reshape(-1, width).astype(np.float32, copy=False)
 
 
-EMBEDDED = Reader(
+EMBEDDED = DataReader(
     read,
     recognises=lambda place: metadata(place.path) is not None,
     open=open_features,

@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import LINKING, SKIPPING, Dataset, choose_split
 from rfdlc.data.images import SUFFIXES, PackedText
-from rfdlc.data.reader import Listing, Place, Reader, Request
+from rfdlc.data.reader import DataReader, Listing, Place, Request
 from rfdlc.data.readers.image_files import (
     Entry,
     Fit,
@@ -325,7 +325,7 @@ def _entries(
     return sorted((entry.name, entry.is_dir()) for entry in entries)
 
 
-IMAGE_FOLDER = Reader(
+IMAGE_FOLDER = DataReader(
     read,
     recognises=lambda place: place.path.is_dir(),
     open=open_folder,

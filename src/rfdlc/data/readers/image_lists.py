@@ -18,7 +18,7 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import Dataset, Normalisation, choose_split
 from rfdlc.data.images import PackedText
-from rfdlc.data.reader import Listing, Place, Reader, Request
+from rfdlc.data.reader import DataReader, Listing, Place, Request
 from rfdlc.data.readers.image_files import (
     Entry,
     Fit,
@@ -330,7 +330,7 @@ def _class_names(listed: dict[str, list[Entry]]) -> list[str]:
     )
 
 
-LISTS = Reader(
+LISTS = DataReader(
     read_list,
     names={name: partial(find_named_list, name=name) for name in NAMES},
     suffixes=[".txt"],

@@ -17,7 +17,7 @@ from pydantic import PositiveInt
 from rfdlc.data.dataset import Dataset, by_reason
 from rfdlc.data.frames import list_of
 from rfdlc.data.images import SUFFIXES, PackedText
-from rfdlc.data.reader import Listing, Place, Reader, Request
+from rfdlc.data.reader import DataReader, Listing, Place, Request
 from rfdlc.data.readers.image_files import (
     Entry,
     Fit,
@@ -321,7 +321,7 @@ def _groups_by_split(path: Path, spec: InputSpec) -> dict[str, NDArray[Any]]:
     return {split: groups[places] for split, places in rows.items()}
 
 
-IMAGE_TABLE = Reader(
+IMAGE_TABLE = DataReader(
     read,
     recognises=lambda place: (
         image_column(place.path, place.root, place.drop) is not None

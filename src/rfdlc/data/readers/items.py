@@ -12,7 +12,7 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import Resizing, fitted, picture, planes, unusable
-from rfdlc.data.reader import Reader
+from rfdlc.data.reader import DataReader
 from rfdlc.data.readers import arrays, table
 from rfdlc.data.readers.image_files import Interpolation
 from rfdlc.data.rows import TARGETS
@@ -232,9 +232,9 @@ def _checked(where: str, given: Any) -> Any:
     return given
 
 
-ROWS = Reader(
+ROWS = DataReader(
     read_rows,
     recognises=lambda source: holds_items(source) and is_table(source),
     holds_out=True,
 )
-ITEMS = Reader(read, recognises=holds_items)
+ITEMS = DataReader(read, recognises=holds_items)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.longtail import Profile, profile_counts, subset
-from rfdlc.data.reader import Place, Reader
+from rfdlc.data.reader import DataReader, Place
 from rfdlc.errors import InputError, expect, listing
 
 # The values that every published CIFAR-LT result was normalised with.
@@ -171,8 +171,8 @@ def read_cifar(
     )
 
 
-DIGITS = Reader(read_digits, names={"digits-lt": Path})
-CIFAR = Reader(
+DIGITS = DataReader(read_digits, names={"digits-lt": Path})
+CIFAR = DataReader(
     read_cifar,
     recognises=is_cifar,
     names={name: partial(find_cifar, name=name) for name in LAYOUTS},

@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import SPLITS, Dataset, as_images
 from rfdlc.data.images import resized
-from rfdlc.data.reader import Place, Reader
+from rfdlc.data.reader import DataReader, Place
 from rfdlc.data.readers.arrays import from_arrays, words_of
 from rfdlc.errors import InputError, listing
 from rfdlc.formats.arrays import NPZ, array_names, open_arrays
@@ -92,7 +92,7 @@ def read(place: Place, *, image_size: PositiveInt | None = None) -> Dataset:
     return from_arrays(path.stem, {**arrays, **ids, "names": names})
 
 
-MEDMNIST = Reader(
+MEDMNIST = DataReader(
     read,
     recognises=is_medmnist,
     names={name: partial(find, name=name) for name in CLASSES},

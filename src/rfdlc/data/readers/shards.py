@@ -16,7 +16,7 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import Dataset, choose_split
 from rfdlc.data.images import ImageFiles, Packed, PackedText
-from rfdlc.data.reader import Listing, Place, Reader, Request
+from rfdlc.data.reader import DataReader, Listing, Place, Request
 from rfdlc.data.readers.image_files import (
     Entry,
     Fit,
@@ -537,7 +537,7 @@ def _rows(
                     row += 1
 
 
-SHARDS = Reader(
+SHARDS = DataReader(
     read,
     recognises=lambda place: holds_shards(place.path),
     open=open_images,

@@ -43,7 +43,7 @@ from rfdlc.data.frames import (
 )
 from rfdlc.data.inspection import leaking_columns
 from rfdlc.data.longtail import far_from_asked, hold_out_indices
-from rfdlc.data.reader import Place, Reader, Request
+from rfdlc.data.reader import DataReader, Place, Request
 from rfdlc.data.readers.image_files import is_image
 from rfdlc.data.rows import (
     TARGETS,
@@ -691,7 +691,7 @@ def _told(column: ColumnCode, cells: Column, table: Table) -> list[str]:
     return notes
 
 
-TABLE = Reader(
+TABLE = DataReader(
     read,
     recognises=lambda place: is_table(place.path),
     open=open_rows,
@@ -699,4 +699,4 @@ TABLE = Reader(
     holds_features=lambda place: True,
     holds_out=True,
 )
-FRAME = Reader(read, recognises=is_frame, holds_out=True)
+FRAME = DataReader(read, recognises=is_frame, holds_out=True)
