@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import InputError
 from rfdlc.formats.files import OBJECTS, array_of, open_npz
 
 NPZ = ".npz"
@@ -112,8 +112,12 @@ class ZippedRows:
             values = np.empty((count, *self.shape[1:]), self.dtype)
             place = values.reshape(-1).view(np.uint8)
             length = self.file.readinto(place)  # type: ignore[attr-defined]
-            expect(length == count * size, "it ends too early")
-            return values
+        if length != count * size:
+            raise InputError(
+                f"{self.path}: it ends too early, before row {rows.stop:,}: write it"
+                " again"
+            )
+        return values
 
 
 @contextmanager

@@ -274,32 +274,33 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
 
 def by_split(name: str, arrays: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """{split or "": {role: array}} of arrays whose keys name both."""
-    found: dict[str, dict[str, Any]] = {}
+    for key in PREDICTED:
+        if key in arrays:
+            raise InputError(
+                f"{name}: holds predictions ({key}), not samples: `rfdlc decide`,"
+                f" `evaluate` and `report` read it; samples are {EXPECTED}"
+            )
+    by_name: dict[str, dict[str, Any]] = {}
     for key, array in arrays.items():
         if key == EMBEDDING:
             continue
-        instead = "`rfdlc decide`, `evaluate` and `report` read it; samples are"
-        expect(
-            key not in PREDICTED,
-            f"{name}: holds predictions ({key}), not samples: {instead} {EXPECTED}",
-        )
         words = words_of(key)
         splits = [split for split in map(split_name, words) if split]
         roles = [ROLES[word] for word in words if word in ROLES]
-        known = len(roles) == 1 and len(splits) <= 1 and len(words) == 1 + len(splits)
-        expect(
-            known,
-            f"{name}: the array {key!r} has a name that is not known here: expected"
-            f" {EXPECTED}",
-        )
-        own = found.setdefault("".join(splits), {})
-        twice = (
-            f"{name}: two arrays mean the same, {key!r} is the second"
-            f" ({listing(arrays)}): keep one"
-        )
-        expect(roles[0] not in own, twice)
-        own[roles[0]] = array
-    return found
+        one_role = len(roles) == 1 and len(splits) <= 1
+        if not one_role or len(words) > 1 + len(splits):
+            raise InputError(
+                f"{name}: the array {key!r} has a name that is not known here: expected"
+                f" {EXPECTED}"
+            )
+        of_split = by_name.setdefault("".join(splits), {})
+        if roles[0] in of_split:
+            raise InputError(
+                f"{name}: two arrays mean the same, {key!r} is the second"
+                f" ({listing(arrays)}): keep one"
+            )
+        of_split[roles[0]] = array
+    return by_name
 
 
 def words_of(key: str) -> list[str]:
