@@ -1,6 +1,9 @@
-"""Rows of tables on disk: their labels, splits and cells, read in ascending order."""
+"""Rows of tables on disk, read in ascending order: their cells, labels and splits, and
+the features of a model.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -8,11 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import SPLITS
-from rfdlc.data.samples import UNKNOWN
+from rfdlc.data.columns import names_rows
+from rfdlc.data.dataset import SKIPPING, SPLITS, Split, choose_split
+from rfdlc.data.reader import Place, Request
+from rfdlc.data.samples import (
+    UNKNOWN,
+    Chunk,
+    InputSpec,
+    Samples,
+    fingerprint_of,
+    no_columns,
+)
 from rfdlc.errors import InputError
 from rfdlc.formats.cells import text_column
-from rfdlc.formats.tables import open_table, split_name
+from rfdlc.formats.tables import open_table, split_files, split_name
+from rfdlc.probabilities.scores import GROUP
 
 TARGETS = ("target", "label", "class", "y")
 SHOWN = 3  # rows with doubtful labels that are named
@@ -86,6 +99,123 @@ class TableRows:
             splits = [split_name(str(cell).strip()) for cell in cells]
             in_split = [split == self._split for split in splits]
             yield batch.filter(np.array(in_split, dtype=bool))
+
+
+def open_table_rows(place: Place, request: Request) -> Samples:
+    """Rows encoded as the training rows were. Of the other columns, the one that named
+    rows there gives the ids.
+
+    Without it, rows are numbered if some may be left out. Groups are copied as `group`;
+    an empty cell is its own.
+    """
+    path, spec = place.path, request.spec
+    if spec.encoder is None:
+        raise InputError(_no_table(path, spec))
+    split = request.split
+    if parts := split_files(path):
+        split = choose_split(str(path), parts, split)
+    features = {column.name for column in spec.encoder.columns}
+    target = target_column(path, spec.target, features)
+    rows = TableRows(path, split, target, spec.classes.names)
+    encoded = EncodedRows(path, rows, spec, split, request.skip_broken)
+    groups = encoded.groups()
+    return Samples(
+        rows.labels,
+        named=encoded.named,
+        fingerprint=fingerprint_of(path),
+        read=encoded.read,
+        groups=groups,
+        doubt=rows.doubt,
+        columns=no_columns if groups is None else partial(_copied_groups, groups),
+        split=split,
+    )
+
+
+def _no_table(path: Path, spec: InputSpec) -> str:
+    """What to say of a table for a model of images or arrays."""
+    kind, expected = "arrays", ".npy or .npz"
+    if spec.of_images:
+        kind, expected = "images", "a folder, a list or an array of images"
+    return (
+        f"{path} is a table, but this model was trained on {kind} of shape"
+        f" {spec.input_shape}: expected {expected}"
+    )
+
+
+def _copied_groups(groups: NDArray[Any], rows: range) -> dict[str, Any]:
+    from pyarrow import array
+
+    return {GROUP: array(groups[rows.start : rows.stop])}
+
+
+class EncodedRows:
+    """Rows of a table as the features of a model."""
+
+    def __init__(
+        self,
+        path: Path,
+        rows: TableRows,
+        spec: InputSpec,
+        split: str | None,
+        skip_broken: bool,
+    ) -> None:
+        assert spec.encoder is not None
+        self.rows = rows
+        self.spec = spec
+        self.encoder = spec.encoder
+        self.skip_broken = skip_broken
+        self.where = str(path) if split is None else f"{path}, split {split}"
+        features = {column.name for column in self.encoder.columns}
+        others = [n for n in rows.names if n not in features and n != spec.groups]
+        self.identity = self.encoder.identity
+        if self.identity not in others:
+            self.identity = next(filter(names_rows, others), None)
+        self.named = self.identity is not None or skip_broken
+        self._told = set[str]()  # each column is named once
+
+    def groups(self) -> NDArray[Any] | None:
+        """Of each row, where the model knows which column says them."""
+        column = self.spec.groups
+        if column is None or column not in self.rows.names:
+            return None
+        if GROUP in self.spec.classes.names:
+            return None
+        texts = enumerate(self.rows.texts(column), 1)
+        return np.array([text or f"row {row}" for row, text in texts])
+
+    def read(self, wanted: range) -> Chunk:
+        cells = self.rows[wanted]
+        kept = np.arange(len(wanted))
+        wrong = dict[int, str]()
+        try:
+            features = self.encoder.transform(
+                cells, start=wanted.start, told=self._told
+            )
+        except InputError as error:
+            wrong = self.encoder.wrong_cells(cells, wanted.start)
+            if not wrong:
+                raise InputError(f"{self.where}: {error}") from None
+            if not self.skip_broken:
+                raise InputError(
+                    f"{self.where}: {error}; or leave such rows out with {SKIPPING}"
+                ) from None
+            kept = np.setdiff1d(kept, [*wrong])
+            usable = {name: column.take(kept) for name, column in cells.items()}
+            features = self.encoder.transform(usable, told=self._told)
+        labels = self.rows.labels[wanted.start + kept]
+        split = Split(features, labels, self._ids(cells, wanted, kept))
+        broken = tuple(f"{self.where}: {wrong[place]}" for place in sorted(wrong))
+        return Chunk(split, broken, kept)
+
+    def _ids(
+        self, cells: dict[str, Any], wanted: range, kept: NDArray[np.int64]
+    ) -> list[str] | None:
+        if not self.named:
+            return None
+        if self.identity is None:
+            return [str(wanted.start + place + 1) for place in kept]
+        names = cells[self.identity].to_pylist()
+        return [str(names[place]) for place in kept]
 
 
 def doubtful(labels: NDArray[np.int64], texts: Iterable[str | None]) -> str:

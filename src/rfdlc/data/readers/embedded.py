@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from rfdlc.data.dataset import Dataset, Split, choose_split
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.reader import DataReader, Place, Request
-from rfdlc.data.readers import table
 from rfdlc.data.readers.arrays import from_arrays
 from rfdlc.data.readers.table import classes_of
 from rfdlc.data.rows import (
     TableRows,
+    open_table_rows,
     rows_of_splits,
     split_column,
     splits_in,
@@ -129,7 +129,7 @@ def open_features(place: Place, request: Request) -> Samples:
     path, spec = place.path, request.spec
     made = metadata(path)
     if made is None or spec.encoder is not None:
-        return table.open_rows(place, request)
+        return open_table_rows(place, request)
     embedding: Embedding = made["embedding"]
     spec.check_embedding(path, embedding)
     file = open_table(path)

@@ -33,12 +33,12 @@ from rfdlc.data.readers.table import (
     check_columns,
     check_roles,
     classes_of,
-    open_rows,
     rows_by_time,
     single_columns,
 )
 from rfdlc.data.rows import (
     TableRows,
+    open_table_rows,
     rows_of_splits,
     split_column,
     splits_in,
@@ -256,7 +256,7 @@ def open_images(place: Place, request: Request) -> Samples:
     path, spec = place.path, request.spec
     column = image_column(path, place.root)
     if column is None or not spec.of_images:
-        return open_rows(place, request)
+        return open_table_rows(place, request)
     target = target_column(path, spec.target, [column])
     rows = TableRows(path, request.split, target, spec.classes.names)
     root = (place.root or path.parent).resolve()

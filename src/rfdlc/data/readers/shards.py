@@ -26,8 +26,7 @@ from rfdlc.data.readers.image_files import (
     open_files,
     read_images,
 )
-from rfdlc.data.readers.table import open_rows
-from rfdlc.data.rows import TARGETS
+from rfdlc.data.rows import TARGETS, open_table_rows
 from rfdlc.data.samples import Samples
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.formats.files import parse_json
@@ -229,7 +228,7 @@ def open_images(place: Place, request: Request) -> Samples:
     """Images of one split; for a model of other samples, the rows of a table."""
     path, spec = place.path, request.spec
     if not spec.of_images and is_table(path):
-        return open_rows(place, request)
+        return open_table_rows(place, request)
     root, names, labels, packed = find_images(
         path, spec.target, request.split, spec.classes.names
     )
