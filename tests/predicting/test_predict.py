@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc.cli import app, main
-from rfdlc.data.samples import InputSpec, open_samples
+from rfdlc.data.opening import open_samples
+from rfdlc.data.samples import InputSpec
 from rfdlc.decisions.decider import chosen_decider
 from rfdlc.predicting import parts
 from rfdlc.predicting import predict as predicting

@@ -695,7 +695,7 @@ class LabelledRequest(Request):
             return predictions, decider
         from rfdlc.data.load import IDS, id_column
         from rfdlc.data.readers.image_table import PATHS
-        from rfdlc.data.readers.table import TARGETS
+        from rfdlc.data.rows import TARGETS
 
         named = reading.table_columns(self.labels)
         cells = {

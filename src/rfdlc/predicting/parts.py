@@ -18,12 +18,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.readers.arrays import open_arrays, read_header
-from rfdlc.data.samples import ahead
 from rfdlc.errors import InputError
+from rfdlc.formats.arrays import open_rows, read_header
 from rfdlc.formats.files import replacing
 from rfdlc.formats.resumable import ResumableFolder, ranks, share_of
 from rfdlc.formats.table_writing import open_writer
+from rfdlc.formats.threads import ahead
 from rfdlc.progress import live
 
 # Keys of metadata in Parquet files
@@ -412,7 +412,7 @@ def _join_arrays(
     for file, chosen in zip(files, rows, strict=True):
         if not chosen.any():
             continue
-        values = open_arrays(file, streamed=True)[name][0 : len(chosen)]
+        values = open_rows(file, name)[0 : len(chosen)]
         if not chosen.all():
             values = values[chosen]
         member.write(values.astype(dtype, copy=False).reshape(-1).view(np.uint8))

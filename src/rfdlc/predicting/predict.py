@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from rfdlc.data.dataset import Split
-from rfdlc.data.load import locate
-from rfdlc.data.readers.image_files import common_folder
-from rfdlc.data.samples import Samples, Sources, image_paths
+from rfdlc.data.opening import Sources, image_paths
+from rfdlc.data.readers.image_folder import common_folder
+from rfdlc.data.registry import locate
+from rfdlc.data.samples import Samples
 from rfdlc.decisions.budgets import Budget, Worth, allotted
 from rfdlc.decisions.decider import Decider, chosen_decider
 from rfdlc.decisions.rules import EXPECTED_UTILITY, OVER_BUDGET, UNFAMILIAR, largest

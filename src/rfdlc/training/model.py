@@ -16,16 +16,9 @@ from torch import Tensor
 from rfdlc.data.dataset import Dataset, Normalisation, Split, as_inputs
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles, Resizing
-from rfdlc.data.samples import (
-    Chunk,
-    InputSpec,
-    Samples,
-    Sources,
-    holds_features,
-    of_files,
-    open_samples,
-    split_of,
-)
+from rfdlc.data.opening import Sources, holds_features, open_samples, split_of
+from rfdlc.data.readers.image_files import open_files
+from rfdlc.data.samples import Chunk, InputSpec, Samples
 from rfdlc.data.table import TableEncoder
 from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.utility import Utility
@@ -257,7 +250,7 @@ class Model:
         files = samples.inputs
         if isinstance(files, ImageFiles):
             return self.predict_samples(
-                of_files(
+                open_files(
                     files.root,
                     files.names,
                     samples.labels,

@@ -41,7 +41,8 @@ from torch import Tensor
 from rfdlc import __version__
 from rfdlc.data.dataset import Dataset, Normalisation, by_reason
 from rfdlc.data.images import ImageFiles
-from rfdlc.data.load import find_reader, load, options_of
+from rfdlc.data.load import load
+from rfdlc.data.registry import find_reader
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.formats.files import (
     as_csv,
@@ -625,21 +626,16 @@ def sizes_for(
     """The options that decode image files as a network expects them; none for other
     data.
     """
-    known = (
-        ()
-        if isinstance(source, Dataset)
-        else options_of(find_reader(source, root, drop)[0])
-    )
+    if isinstance(source, Dataset):
+        return {}
+    reader, _ = find_reader(source, root, drop)
     wanted = config.replace(**start.settings)
-    sized: dict[str, Any] = (
-        {"image_size": wanted.image_size} if wanted.image_size else {}
-    )
-    sized |= (
-        {"interpolation": wanted.interpolation}
-        if wanted.interpolation != "auto"
-        else {}
-    )
-    return {name: value for name, value in sized.items() if name in known}
+    sizes = dict[str, Any]()
+    if wanted.image_size and "image_size" in reader.options:
+        sizes["image_size"] = wanted.image_size
+    if wanted.interpolation != "auto" and "interpolation" in reader.options:
+        sizes["interpolation"] = wanted.interpolation
+    return sizes
 
 
 def data_of(run: Run, data: Any = None) -> Dataset:
