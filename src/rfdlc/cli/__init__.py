@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, deploy, sweep, train, utility, watch
+from rfdlc.cli import data, decide, demo, deploy, fit, sweep, train, utility, watch
 from rfdlc.errors import InputError, printable
 from rfdlc.imports import import_own
 from rfdlc.progress import shown, speaks
@@ -33,6 +33,7 @@ IMPORT = (
 )
 VERSION = "Print the version and exit."
 COMMANDS = {
+    fit: ("fit",),
     decide: ("decide", "evaluate", "report", "compare", "mislabelled"),
     data: ("inspect",),
     demo: ("demo",),

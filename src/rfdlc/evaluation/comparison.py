@@ -210,7 +210,7 @@ def gain_over_argmax(
     ):
         return None
     plain = decider.replace(rule="argmax", sets=None, budget=None, unfamiliar=None)
-    other = observe(*plain.read_labelled(predictions, None), plain)
+    other = observe(*plain.model.read_labelled(predictions, None), plain)
     if np.array_equal(other.actions, outcomes.actions):
         return None
     metric = METRICS["mean_utility"]
