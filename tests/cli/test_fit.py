@@ -232,3 +232,36 @@ def test_samples_that_networks_were_trained_on_are_refused(run, fitted_run):
     assert code == 2
     assert f"`rfdlc fit FILE --decider {fitted_run} -o decider.json`" in err
     assert run("fit", "val.csv", "--decider", fitted_run, "-o", "d.json")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("decide", "test.csv", "--save-decider", "d.json"),
+            "--save-decider is not an option of `rfdlc decide`: it is --out of `rfdlc"
+            " fit`. Make a decider (`rfdlc fit HELD_OUT --out ...`), then give"
+            " --decider decider.json",
+        ),
+        (
+            ("watch", "test.csv", "-r", "val.csv", "--budget=5%"),
+            "it is --budget of `rfdlc fit`",
+        ),
+        (
+            ("decide", "test.csv", "--calibrat", "val.csv"),
+            "`rfdlc decide` has no option --calibrat: see its --help; did you mean"
+            " '--calibrate'?",
+        ),
+        (("inspect", "test.csv", "--budget", "5%"), "has no option --budget"),
+    ],
+)
+def test_an_option_of_another_command_is_named(run, folder, words, message):
+    code, out, err = run(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_a_wrong_value_is_said_as_before(run, folder):
+    code, _, err = run("decide", "test.csv", "--abstain", "much")
+    assert code == 2
+    assert "Invalid value for '--abstain'" in " ".join(err.split())

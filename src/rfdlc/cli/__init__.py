@@ -10,6 +10,7 @@ import typer
 
 from rfdlc import __version__
 from rfdlc.cli import data, decide, demo, deploy, fit, sweep, train, utility, watch
+from rfdlc.cli.unknown import Command
 from rfdlc.errors import InputError, printable
 from rfdlc.imports import import_own
 from rfdlc.progress import shown, speaks
@@ -44,7 +45,7 @@ COMMANDS = {
 }
 for _module, _names in COMMANDS.items():
     for _name in _names:
-        app.command()(getattr(_module, _name))
+        app.command(cls=Command)(getattr(_module, _name))
 app.add_typer(utility.app, name="utility")
 
 
