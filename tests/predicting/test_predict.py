@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app, main
 from rfdlc.data.samples import InputSpec, open_samples
-from rfdlc.lakes.decide import chosen_decider
+from rfdlc.decisions.decider import chosen_decider
 from rfdlc.predicting import parts
 from rfdlc.predicting import predict as predicting
 from rfdlc.predicting.parts import Parts, TableStore
@@ -244,7 +244,7 @@ def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
     text = decider.read_text()
     try:
         decider.write_text(text.replace('"temperature": ', '"temperature": 1', 1))
-        with pytest.raises(rfdlc.InputError, match=f"{begun} settings .model, fit"):
+        with pytest.raises(rfdlc.InputError, match=f"{begun} settings .model, calibrator"):
             rfdlc.predict(run, photos, out)
     finally:
         decider.write_text(text)

@@ -408,21 +408,25 @@ class Table:
 
     def described(self) -> dict[str, Any]:
         """What the columns depend on beside the model and the samples."""
-        decider, prior = self.decider, self.decider.model.decided_prior
-        # To four digits: an estimated prior has the rounding of the device.
-        known: dict[str, Any] = {
-            "prior": (
-                None if prior is None else [float(f"{share:.4g}") for share in prior]
-            )
+        prior = self.decider.model.decided_prior
+        if prior is not None:
+            # An estimated prior has the rounding of the device.
+            prior = [float(f"{share:.4g}") for share in prior]
+        table = self.decider.to_dict()
+        model = table["model"]
+        return {
+            "prior": prior,
+            "utility": table["utility"],
+            "calibrator": model["calibrator"],
+            "combine": model["combine"],
+            "weights": model["weights"],
+            "rule": table["rule"],
+            "sets": table["sets"],
+            "budget": table["budget"],
+            "unfamiliar": table["unfamiliar"],
+            "columns": [*self.schema.names, *(field.name for field in self.gains)],
+            "kind of scores": self.kind,
         }
-        table = decider.to_dict()
-        for name in ("utility", "fitted", "combine", "weights", "rule"):
-            known[name] = table[name]
-        for name in ("sets", "budget", "unfamiliar"):
-            own = getattr(decider, name)
-            known[name] = None if own is None else own.to_dict()
-        names = [*self.schema.names, *(field.name for field in self.gains)]
-        return known | {"columns": names, "kind of scores": self.kind}
 
     def compute(
         self, samples: Samples, parts: Sequence[range], report: Report
