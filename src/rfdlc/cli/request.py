@@ -57,6 +57,7 @@ BASE = (
     " options stays, and it is calibrated only if it was not."
 )
 UNLABELLED = "With `--target-prior estimate`: predictions of samples to come."
+OF_RUN = "A decider of `rfdlc fit`, instead of that of the run."
 # Panels of --help.
 COSTS = "What decisions are worth"
 PROBABILITIES = "Probabilities"
@@ -211,124 +212,38 @@ class UtilityRequest:
             help="CSV of costs instead of utilities: U = -cost.", rich_help_panel=COSTS
         ),
     ] = None
-    penalty: PenaltyOption = None
-    abstain: AbstainOption = None
-    expert: Annotated[list[Path] | None, Option(help=EXPERT, rich_help_panel=COSTS)] = (
-        None
-    )
     target_prior: Annotated[
         str | None, Option(help=TARGET_PRIOR, rich_help_panel=PROBABILITIES)
     ] = None
-    sets: Annotated[
-        str | None, Option(metavar="KIND", help=SETS, rich_help_panel=DECISIONS)
-    ] = None
-    coverage: Annotated[
-        str | None, Option(metavar="SHARE", help=COVERAGE, rich_help_panel=DECISIONS)
-    ] = None
-    set_size: Annotated[
-        int | None, Option(metavar="N", min=1, help=SET_SIZE, rich_help_panel=DECISIONS)
-    ] = None
-    budget: Annotated[
-        str | None, Option(metavar="SHARE", help=BUDGET, rich_help_panel=DECISIONS)
-    ] = None
-    unfamiliar: Annotated[
-        str | None, Option(metavar="SHARE", help=ALARM, rich_help_panel=DECISIONS)
-    ] = None
+    # Options of commands that fit a decider.
+    penalty: float | None = field(default=None, init=False)
+    abstain: float | None = field(default=None, init=False)
+    expert: list[Path] | None = field(default=None, init=False)
+    unfamiliar: str | None = field(default=None, init=False)
 
-    def for_model(self, model: Path, instead: str = "") -> dict[str, Any]:
+    def for_model(self, model: Path) -> dict[str, Any]:
         """The utility and target prior for a run folder or an exported file, None where
         no option names them.
-
-        With sets, a budget or unfamiliar samples it is the decider of the run, fitted
-        to its held-out predictions. `instead` are commands for an estimated prior with
-        these.
         """
-        check_sets(self.sets, self.coverage, self.set_size)
-        prior = (
-            None
-            if self.target_prior is None
-            else reading.read_prior(self.target_prior, "target prior")
-        )
-        asked, file = (
-            self.sets or self.budget or self.unfamiliar,
-            model / reading.CLASSES,
-        )
-        wrong = (
-            runs_inside(model)
-            or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
-        )
-        expect(
-            model.suffix == ".onnx" or file.is_file(), wrong
-        )  # before what predicts is loaded
-        if all(
-            value is None
-            for value in (
-                self.utility,
-                self.costs,
-                self.penalty,
-                self.abstain,
-                self.expert,
-                asked,
+        classes = model / reading.CLASSES
+        # Before what predicts is loaded.
+        if model.suffix != ".onnx" and not classes.is_file():
+            raise InputError(
+                runs_inside(model)
+                or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
             )
-        ):
+        prior = None
+        if self.target_prior is not None:
+            prior = reading.read_prior(self.target_prior, "target prior")
+        if self.utility is None and self.costs is None:
             return {"utility": None, "target_prior": prior}
         if model.suffix == ".onnx":
-            expect(
-                not asked,
-                f"{model} holds its sets, budget and thresholds: export it again with"
-                " the option",
-            )
-            made = rfdlc.OnnxModel.load(model)
-            return {
-                "utility": self.read_utility(made.classes, made.decider),
-                "target_prior": prior,
-            }
-        saved = reading.folder_decider(model)
-        utility = self.read_utility(rfdlc.Classes.from_json(file), saved)
-        if not asked:
-            return {"utility": utility, "target_prior": prior}
-        late = (
-            "thresholds are for one prior; an estimated one is known after predicting:"
-            " write .npz, then decide it"
-        )
-        late += f": {instead}" if instead else ""
-        expect(
-            prior != "estimate",
-            f"--target-prior estimate with --sets, --budget or --unfamiliar: {late}",
-        )
-        expect(
-            saved,
-            f"{model} has no decider.json: the training has not finished; continue it"
-            " with `rfdlc resume`",
-        )
-        assert saved is not None
-        changes = {"budget": None} if self.budget else {}
-        target = saved.model.target_prior if prior is None else prior
-        return {
-            "decider": self.fit_to(
-                saved.replace(utility=utility, target_prior=target, **changes),
-                None,
-                model,
-            )
-        }
-
-    def fit_to(
-        self, decider: "rfdlc.Decider", held: Any, run: Path, ready: Any = None
-    ) -> "rfdlc.Decider":
-        """The decider with the sets and the handing over that the options ask for, by
-        held-out data or the run's.
-        """
-        asked = self.sets or self.budget or self.unfamiliar
-        if held is None and asked:
-            held = reading.held_out(run)
-        decider = with_sets(decider, self.sets, self.coverage, self.set_size, held)
-        return with_deferral(
-            decider,
-            self.budget,
-            self.unfamiliar,
-            held,
-            held if ready is None else ready,
-        )
+            exported = rfdlc.OnnxModel.load(model)
+            utility = self.read_utility(exported.classes, exported.decider)
+        else:
+            saved = reading.folder_decider(model)
+            utility = self.read_utility(rfdlc.Classes.from_json(classes), saved)
+        return {"utility": utility, "target_prior": prior}
 
     def read_utility(
         self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None"
@@ -376,9 +291,54 @@ class UtilityRequest:
 
 
 @dataclass(frozen=True)
+class ModelRequest(UtilityRequest):
+    """For commands on the model of a run folder."""
+
+    decider: Annotated[
+        Path | None, Option(help=OF_RUN, rich_help_panel=PROBABILITIES)
+    ] = None
+
+    def for_model(self, model: Path) -> dict[str, Any]:
+        """As in other requests; a decider with the utility and prior of the others."""
+        options = super().for_model(model)
+        if self.decider is None:
+            return options
+        if options["target_prior"] == "estimate":
+            raise InputError(
+                "--target-prior estimate with --decider: thresholds and sets are for"
+                " one prior, and an estimated one is known after predicting: write"
+                f" .npz (`rfdlc predict {model} DATA --out scores.npz`), then fit a"
+                f" decider to it (`rfdlc fit {model} --target-prior estimate"
+                " --unlabelled scores.npz`)"
+            )
+        changes = {name: value for name, value in options.items() if value is not None}
+        return {"decider": rfdlc.Decider.load(self.decider).replace(**changes)}
+
+
+@dataclass(frozen=True)
 class Request(UtilityRequest):
     """How scores are to be decided: every field is an option of the command."""
 
+    penalty: PenaltyOption = None
+    abstain: AbstainOption = None
+    expert: Annotated[list[Path] | None, Option(help=EXPERT, rich_help_panel=COSTS)] = (
+        None
+    )
+    sets: Annotated[
+        str | None, Option(metavar="KIND", help=SETS, rich_help_panel=DECISIONS)
+    ] = None
+    coverage: Annotated[
+        str | None, Option(metavar="SHARE", help=COVERAGE, rich_help_panel=DECISIONS)
+    ] = None
+    set_size: Annotated[
+        int | None, Option(metavar="N", min=1, help=SET_SIZE, rich_help_panel=DECISIONS)
+    ] = None
+    budget: Annotated[
+        str | None, Option(metavar="SHARE", help=BUDGET, rich_help_panel=DECISIONS)
+    ] = None
+    unfamiliar: Annotated[
+        str | None, Option(metavar="SHARE", help=ALARM, rich_help_panel=DECISIONS)
+    ] = None
     classes: Annotated[
         str | None, Option("--classes", "-c", help=CLASSES, rich_help_panel=FILES)
     ] = None
@@ -676,6 +636,24 @@ class Request(UtilityRequest):
         if self.budget:
             settings["budget"] = None
         return saved.replace(utility=utility, **settings)
+
+    def fit_to(
+        self, decider: "rfdlc.Decider", held: Any, run: Path, ready: Any = None
+    ) -> "rfdlc.Decider":
+        """The decider with the sets and the handing over that the options ask for, by
+        held-out data or the run's.
+        """
+        asked = self.sets or self.budget or self.unfamiliar
+        if held is None and asked:
+            held = reading.held_out(run)
+        decider = with_sets(decider, self.sets, self.coverage, self.set_size, held)
+        return with_deferral(
+            decider,
+            self.budget,
+            self.unfamiliar,
+            held,
+            held if ready is None else ready,
+        )
 
     def of_each(self, files: list[Path]) -> "list[Self]":
         """The requests of several inputs, which have one calibration file each, or
