@@ -21,10 +21,10 @@ from rfdlc.cli.lake import (
 )
 from rfdlc.cli.reading import CLASSES, paths_in
 from rfdlc.cli.request import (
+    DecideRequest,
     FormatOption,
     JsonOption,
     LabelledRequest,
-    Request,
     SeedOption,
     takes_request,
 )
@@ -93,7 +93,7 @@ Files = Annotated[list[Path], Argument(help=SEVERAL, show_default=False)]
 @takes_request
 def decide(
     file: Annotated[str, Argument(help=f"{PREDICTIONS} {LAKE}")],
-    request: Request,
+    request: DecideRequest,
     out: Annotated[
         str | None,
         Option("--out", "-o", help="Write the decisions: CSV, Parquet, or a folder."),

@@ -200,6 +200,57 @@ class DataRequest(SourceRequest):
 
 
 @dataclass(frozen=True)
+class MakingOptions:
+    """How a decider is made: every field is an option of the command."""
+
+    penalty: PenaltyOption = None
+    abstain: AbstainOption = None
+    expert: Annotated[list[Path] | None, Option(help=EXPERT, rich_help_panel=COSTS)] = (
+        None
+    )
+    calibration: Annotated[
+        str | None, Option(help=CALIBRATORS, rich_help_panel=PROBABILITIES)
+    ] = None
+    balanced: Annotated[
+        bool,
+        Option(
+            "--balanced",
+            help="Calibrate with equal weight for every class.",
+            rich_help_panel=PROBABILITIES,
+        ),
+    ] = False
+    train_prior: Annotated[
+        str | None, Option(help=TRAIN_PRIOR, rich_help_panel=PROBABILITIES)
+    ] = None
+    combine: Annotated[
+        str | None,
+        Option(
+            help="For several particles: `mean-probabilities` or `mean-logits`.",
+            rich_help_panel=PROBABILITIES,
+        ),
+    ] = None
+    rule: Annotated[
+        str | None,
+        Option(help="`expected-utility` or `argmax`.", rich_help_panel=DECISIONS),
+    ] = None
+    sets: Annotated[
+        str | None, Option(metavar="KIND", help=SETS, rich_help_panel=DECISIONS)
+    ] = None
+    coverage: Annotated[
+        str | None, Option(metavar="SHARE", help=COVERAGE, rich_help_panel=DECISIONS)
+    ] = None
+    set_size: Annotated[
+        int | None, Option(metavar="N", min=1, help=SET_SIZE, rich_help_panel=DECISIONS)
+    ] = None
+    budget: Annotated[
+        str | None, Option(metavar="SHARE", help=BUDGET, rich_help_panel=DECISIONS)
+    ] = None
+    unfamiliar: Annotated[
+        str | None, Option(metavar="SHARE", help=ALARM, rich_help_panel=DECISIONS)
+    ] = None
+
+
+@dataclass(frozen=True)
 class UtilityRequest:
     """What to decide for: every field is an option of the command."""
 
@@ -215,7 +266,7 @@ class UtilityRequest:
     target_prior: Annotated[
         str | None, Option(help=TARGET_PRIOR, rich_help_panel=PROBABILITIES)
     ] = None
-    # Options of commands that fit a decider.
+    # Options of commands that fit a decider (`MakingOptions`).
     penalty: float | None = field(default=None, init=False)
     abstain: float | None = field(default=None, init=False)
     expert: list[Path] | None = field(default=None, init=False)
@@ -319,56 +370,11 @@ class ModelRequest(UtilityRequest):
 class Request(UtilityRequest):
     """How scores are to be decided: every field is an option of the command."""
 
-    penalty: PenaltyOption = None
-    abstain: AbstainOption = None
-    expert: Annotated[list[Path] | None, Option(help=EXPERT, rich_help_panel=COSTS)] = (
-        None
-    )
-    sets: Annotated[
-        str | None, Option(metavar="KIND", help=SETS, rich_help_panel=DECISIONS)
-    ] = None
-    coverage: Annotated[
-        str | None, Option(metavar="SHARE", help=COVERAGE, rich_help_panel=DECISIONS)
-    ] = None
-    set_size: Annotated[
-        int | None, Option(metavar="N", min=1, help=SET_SIZE, rich_help_panel=DECISIONS)
-    ] = None
-    budget: Annotated[
-        str | None, Option(metavar="SHARE", help=BUDGET, rich_help_panel=DECISIONS)
-    ] = None
-    unfamiliar: Annotated[
-        str | None, Option(metavar="SHARE", help=ALARM, rich_help_panel=DECISIONS)
-    ] = None
     classes: Annotated[
         str | None, Option("--classes", "-c", help=CLASSES, rich_help_panel=FILES)
     ] = None
     calibrate: Annotated[
         list[Path] | None, Option(help=CALIBRATE, rich_help_panel=PROBABILITIES)
-    ] = None
-    calibration: Annotated[
-        str | None, Option(help=CALIBRATORS, rich_help_panel=PROBABILITIES)
-    ] = None
-    balanced: Annotated[
-        bool,
-        Option(
-            "--balanced",
-            help="Calibrate with equal weight for every class.",
-            rich_help_panel=PROBABILITIES,
-        ),
-    ] = False
-    train_prior: Annotated[
-        str | None, Option(help=TRAIN_PRIOR, rich_help_panel=PROBABILITIES)
-    ] = None
-    combine: Annotated[
-        str | None,
-        Option(
-            help="For several particles: `mean-probabilities` or `mean-logits`.",
-            rich_help_panel=PROBABILITIES,
-        ),
-    ] = None
-    rule: Annotated[
-        str | None,
-        Option(help="`expected-utility` or `argmax`.", rich_help_panel=DECISIONS),
     ] = None
     groups: Annotated[
         str | None, Option(metavar="COLUMN", help=DEPENDENT, rich_help_panel=FILES)
@@ -387,6 +393,16 @@ class Request(UtilityRequest):
     skip_unknown: Annotated[
         bool, Option("--skip-unknown", help=SKIP_UNKNOWN, rich_help_panel=FILES)
     ] = False
+    # Options of commands that fit a decider (`MakingOptions`).
+    calibration: str | None = field(default=None, init=False)
+    balanced: bool = field(default=False, init=False)
+    train_prior: str | None = field(default=None, init=False)
+    combine: str | None = field(default=None, init=False)
+    rule: str | None = field(default=None, init=False)
+    sets: str | None = field(default=None, init=False)
+    coverage: str | None = field(default=None, init=False)
+    set_size: int | None = field(default=None, init=False)
+    budget: str | None = field(default=None, init=False)
 
     def prepare(
         self,
@@ -696,7 +712,12 @@ class Request(UtilityRequest):
 
 
 @dataclass(frozen=True)
-class LabelledRequest(Request):
+class DecideRequest(MakingOptions, Request):
+    """For `rfdlc decide`."""
+
+
+@dataclass(frozen=True)
+class LabelledRequest(MakingOptions, Request):
     """For commands that compare decisions with labels."""
 
     labels: Annotated[Path | None, Option(help=LABELS, rich_help_panel=FILES)] = None
