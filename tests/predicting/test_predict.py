@@ -971,14 +971,17 @@ def test_the_command_says_at_once_what_it_does(
 
 
 def test_the_command(run, photos, tmp_path):
+    made = tmp_path / "d.json"
+    fit = ["fit", run, "--abstain", "0.3", "-o", made]
+    assert CliRunner().invoke(app, list(map(str, fit))).exit_code == 0
     words = [
         "predict",
         run,
         photos,
         "--out",
         tmp_path / "p.parquet",
-        "--abstain",
-        "0.3",
+        "--decider",
+        made,
         "--json",
     ]
     told = json.loads(CliRunner().invoke(app, list(map(str, words))).stdout)
