@@ -1335,6 +1335,7 @@ def test_columns_and_intervals_are_made_once_and_only_where_they_are_written(
     run, folder, monkeypatch
 ):
     from rfdlc.cli import decisions
+    from rfdlc.decisions import decider as decider_module
 
     made = []
     noted = {
@@ -1344,6 +1345,7 @@ def test_columns_and_intervals_are_made_once_and_only_where_they_are_written(
     for place, name in (
         (decisions, "decision_columns"),
         (decisions, "utility_interval"),
+        (decider_module, "utility_interval"),
     ):
         monkeypatch.setattr(
             place,

@@ -166,14 +166,15 @@ def test_a_power_of_one_is_a_temperature():
     np.testing.assert_allclose(same[0], same[1], rtol=1e-12)
     with pytest.raises(InputError, match="power -1 cannot be used"):
         Decider(
-            Utility.one_hot(4), fitted=CALIBRATORS["power-temperature"](1.0, power=-1)
+            Utility.one_hot(4),
+            calibrator=CALIBRATORS["power-temperature"](1.0, power=-1),
         )
     with pytest.raises(
         InputError, match="sum inf: expected finite"
     ):  # 1e-300^-4 is more than a float can hold
         Decider(
             Utility.one_hot(4),
-            fitted=CALIBRATORS["power-temperature"](1e-300, power=4.0),
+            calibrator=CALIBRATORS["power-temperature"](1e-300, power=4.0),
         )
     with pytest.raises(
         InputError, match="'prior-corrected-power' needs training counts"
@@ -630,11 +631,9 @@ def test_an_estimate_stays_behind_the_target_prior_that_it_gave(shifted):
     estimate = decider.estimate_prior(shifted[0][:500], logits=True)
     estimated = decider.replace(target_prior=estimate)
     assert estimated.model.estimate is estimate
-    assert (
-        estimated.replace(rule="argmax").replace(utility=Utility.one_hot(4)).estimate
-        is estimate
-    )
-    assert "estimated" in estimated.replace(rule="argmax").decided_for
+    moved = estimated.replace(rule="argmax")
+    assert moved.replace(utility=Utility.one_hot(4)).model.estimate is estimate
+    assert "estimated" in moved.model.decided_for
     for other in (None, "uniform"):
         assert estimated.replace(target_prior=other).model.estimate is None
 
@@ -995,7 +994,7 @@ def test_the_share_of_one_of_two_classes_implies_the_other():
     )
     np.testing.assert_allclose(decider.model.target_prior, [0.9, 0.1])
     np.testing.assert_allclose(
-        decider.replace(target_prior="bad=0.25").target_prior, [0.75, 0.25]
+        decider.replace(target_prior="bad=0.25").model.target_prior, [0.75, 0.25]
     )
     for share in (1.5, 10, -0.5):
         with pytest.raises(InputError, match="target_prior has no share for good"):

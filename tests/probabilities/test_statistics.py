@@ -260,7 +260,7 @@ def test_priors_are_estimated_without_calibrators_that_lack_samples_of_some_clas
     assert np.array_equal(again.prior, estimate.prior)
     kept = CALIBRATORS["auto"].from_dict(decider.model.calibrator.estimating)
     assert np.array_equal(
-        decider.replace(fitted=kept).estimate_prior(z, logits=True).prior,
+        decider.replace(calibrator=kept).estimate_prior(z, logits=True).prior,
         estimate.prior,
     )
     assert "matrix-scaling" not in kept.weights
@@ -298,7 +298,7 @@ def test_weighted_calibrators_are_the_geometric_mean_of_their_corrected_probabil
     expected = np.zeros((300, 10))
     for name, share in decider.model.calibrator.weights.items():
         alone = decider.replace(
-            fitted=CALIBRATORS[name].from_dict(
+            calibrator=CALIBRATORS[name].from_dict(
                 decider.model.calibrator.parameters[name]
             )
         )
@@ -397,7 +397,7 @@ def test_intervals_of_an_estimated_prior_include_the_uncertainty_of_the_temperat
         decider.model.calibrator.error, rel=0.15
     )
     exact = decider.replace(
-        fitted=CALIBRATORS["temperature"](decider.model.calibrator.temperature)
+        calibrator=CALIBRATORS["temperature"](decider.model.calibrator.temperature)
     )
     assert len(exact.model.calibrator.draws()) == 1
     for each in (decider, exact):
