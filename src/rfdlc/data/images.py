@@ -544,10 +544,9 @@ def decoded(image: "Image", channels: int) -> "Image":
         raise BrokenImage(
             f"{name}: the image is truncated or corrupt ({error})"
         ) from None
-    image, mode = (
-        on_white(image) if image.has_transparency_data else image,
-        "L" if channels == 1 else "RGB",
-    )
+    if image.has_transparency_data:
+        image = on_white(image)
+    mode = "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)
 
 

@@ -79,9 +79,11 @@ def digest_of_files(files: Sequence[str | Path], *, times: bool = True) -> str:
     ends = np.maximum(sizes, 0).cumsum()
     total = int(ends[-1]) if len(ends) else 0
     if total <= WHOLE:
-        for file, size in zip(files, sizes.tolist(), strict=True):
-            for start in range(0, size, PIECE):
-                digest.update(_content(file, start, PIECE))
+        for file in files:
+            place = 0
+            while piece := _content(file, place, PIECE):
+                digest.update(piece)
+                place += PIECE
         return digest.hexdigest()
     if times:
         digest.update(np.array([time for _, time in states], dtype=np.int64).tobytes())
