@@ -87,7 +87,9 @@ def test_very_sure_particles(particles, combine, scale, temperature):
     brings them near again.
     """
     decider = rfdlc.Decider(
-        rfdlc.Utility.one_hot(CLASSES), combine=combine, fitted=Temperature(temperature)
+        rfdlc.Utility.one_hot(CLASSES),
+        combine=combine,
+        calibrator=Temperature(temperature),
     )
     logits = scale * scores(particles)
     reference = decider.probabilities(logits, logits=True)

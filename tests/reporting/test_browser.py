@@ -120,7 +120,7 @@ class Page:
             utility,
             train_prior=carried,
             target_prior=target,
-            fitted=Temperature(temperature),
+            calibrator=Temperature(temperature),
         )
         decided = decider.decide(p)
         assert self.actions == [utility.actions[a] for a in decided]

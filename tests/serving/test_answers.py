@@ -439,7 +439,7 @@ def test_base64_is_strict(served):
 
 def test_a_target_prior_without_some_classes_says_what_is_wrong(start, backend):
     decider = backend.decider.replace(
-        fitted=None, train_prior="uniform", target_prior=np.eye(10)[:2].sum(axis=0)
+        calibrator=None, train_prior="uniform", target_prior=np.eye(10)[:2].sum(axis=0)
     )
     with start(replace(backend, decider=decider)) as served:
         status, _, body = served.ask({"probabilities": [[0.0] * 9 + [1.0]]})
