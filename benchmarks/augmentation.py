@@ -21,9 +21,9 @@ import torch
 from recording import write
 from rfdlc.data import augment, policy
 from rfdlc.data.load import load
+from rfdlc.training.building import method_net
 from rfdlc.training.loop import PreparedStage, build_stages, epochs
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.model import method_net
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.run import checksummed
 

@@ -21,12 +21,12 @@ from torch.nn import functional
 
 from recording import write
 from rfdlc import Classes
+from rfdlc.training.building import method_net, sensible_threads
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.execution import Execution
 from rfdlc.training.factories import integrated_gain
 from rfdlc.training.losses import RunLosses
 from rfdlc.training.methods import METHODS
-from rfdlc.training.model import method_net, sensible_threads
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.step import Step
 

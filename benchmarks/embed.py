@@ -38,7 +38,7 @@ import torch
 
 from recording import write
 from rfdlc.data.images import ImageFiles
-from rfdlc.data.readers.arrays import ZippedRows
+from rfdlc.formats.arrays import ZippedRows
 from rfdlc.predicting.embed import ON_CPU, ON_GPU, Rows, embed
 from rfdlc.predicting.parts import Parts
 from rfdlc.training import embedding

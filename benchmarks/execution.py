@@ -28,10 +28,10 @@ from torch.nn import functional
 
 from recording import write
 from rfdlc.probabilities.classes import Classes
+from rfdlc.training.building import method_net
 from rfdlc.training.execution import Execution
 from rfdlc.training.losses import RunLosses
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.model import method_net
 from rfdlc.training.networks.backbones import small_resnet
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.step import Step

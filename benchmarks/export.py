@@ -46,8 +46,9 @@ from rfdlc.exporting.export import (
 )
 from rfdlc.predicting.onnx_model import OnnxModel
 from rfdlc.probabilities.classes import Classes
+from rfdlc.training.building import OwnBackbone
 from rfdlc.training.methods import METHODS
-from rfdlc.training.model import Model, OwnBackbone
+from rfdlc.training.model import Model
 from rfdlc.training.networks.backbones import BACKBONES, Bottleneck
 from rfdlc.training.networks.stack import BatchNorm
 from rfdlc.training.run import plain_tensors

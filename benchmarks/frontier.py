@@ -57,7 +57,7 @@ from recording import RESULTS, append, commit, hardware, versions
 from rfdlc.evaluation.bins import bin_of
 from rfdlc.probabilities.calibrators import CALIBRATORS
 from rfdlc.probabilities.predictions import Predictions
-from rfdlc.training._stacking import OWN
+from rfdlc.training._stacking import OWN_IN_STACKS
 from rfdlc.training.methods import SMALL_CNN
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
@@ -497,7 +497,9 @@ def stacks(names: list[str], rows: dict[str, Row], apart: bool) -> list[list[str
     groups = defaultdict(list)
     for name in names:
         method, changes = rows[name]
-        differs = str({key: value for key, value in changes.items() if key not in OWN})
+        differs = str(
+            {key: value for key, value in changes.items() if key not in OWN_IN_STACKS}
+        )
         groups[name if apart else (method, differs)].append(name)
     return list(groups.values())
 

@@ -45,10 +45,10 @@ from rfdlc.decisions.utility import Utility
 from rfdlc.evaluation.evaluate import evaluate
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.priors import is_uniform
+from rfdlc.training.building import choose_device, method_net, new_decider
 from rfdlc.training.config import TrainConfig, parse_pairs
 from rfdlc.training.loop import build_stages, epochs, split_outputs
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.model import choose_device, method_net, new_decider
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.trainer import balanced_positions, diversity
 

@@ -39,8 +39,8 @@ from torch import Tensor
 
 from recording import write
 from rfdlc.probabilities.classes import as_classes
+from rfdlc.training.building import method_net
 from rfdlc.training.methods import resolve
-from rfdlc.training.model import method_net
 from rfdlc.training.networks.particles import ParticleNet
 
 Row = dict[str, Any]

@@ -32,9 +32,9 @@ from data import PillowAugmented
 from recording import RESULTS, write
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
+from rfdlc.training.building import choose_device, method_net, new_decider
 from rfdlc.training.loop import build_stages, epochs, split_outputs
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.model import choose_device, method_net, new_decider
 from rfdlc.training.networks.particles import place
 
 EPOCHS, WORKERS, PLAIN_EPOCHS, SCALE_EPOCHS = 200, 8, 3, 3

@@ -56,9 +56,10 @@ import rfdlc
 from rfdlc.data.dataset import Split
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.decisions.unfamiliar import FeatureDistance
+from rfdlc.training.building import choose_device
 from rfdlc.training.embedding import new_embedder
 from rfdlc.training.loop import split_outputs
-from rfdlc.training.model import Model, choose_device
+from rfdlc.training.model import Model
 from unfamiliar import LEFT_OUT, SIMULATED, left_out
 from unfamiliar_scores import mahalanobis, of_features
 

@@ -563,35 +563,17 @@ def test_a_saved_decider_decides_alike(run, folder):
         "-c",
         "counts.csv",
     )
-    run(
-        "decide",
-        "test.csv",
-        "-u",
-        "U.csv",
-        *options,
-        "-o",
-        "a.csv",
-        "--save-decider",
-        "d.json",
-    )
+    run("decide", "test.csv", "-u", "U.csv", *options, "-o", "a.csv")
+    options = [word for word in options if word not in ("--calibrate", "val.csv")]
+    run("fit", "val.csv", "-u", "U.csv", *options, "-o", "d.json")
     code, _, _ = run("decide", "test.csv", "--decider", "d.json", "-o", "b.csv")
     assert code == 0
     assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text()
 
 
 def test_a_saved_calibration_is_not_replaced(run, folder):
-    run(
-        "decide",
-        "test.csv",
-        "-u",
-        "U.csv",
-        "--calibrate",
-        "val.csv",
-        "-o",
-        "a.csv",
-        "--save-decider",
-        "d.json",
-    )
+    run("fit", "val.csv", "-u", "U.csv", "-o", "d.json")
+    run("decide", "test.csv", "--decider", "d.json", "-o", "a.csv")
     for command in ("decide", "evaluate"):
         code, out, err = run(
             command, "test.csv", "--decider", "d.json", "--calibrate", "val.csv"
@@ -619,7 +601,7 @@ def test_a_saved_calibration_is_not_replaced(run, folder):
 def test_files_that_are_not_deciders_are_told(run, folder):
     err = " ".join(run("decide", "test.csv", "--decider", "U.csv")[2].split())
     assert err.startswith("rfdlc: U.csv: cannot be read as a decider")
-    assert "expected a JSON file of `--save-decider`" in err
+    assert "expected a JSON file of `rfdlc fit`" in err
     assert (
         "rfdlc: none.json: no such file: expected a JSON"
         in run("decide", "test.csv", "--decider", "none.json")[2]
@@ -627,7 +609,8 @@ def test_files_that_are_not_deciders_are_told(run, folder):
 
 
 def test_a_saved_decider_knows_its_columns(run, folder):
-    run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json", "-o", "a.csv")
+    run("fit", "val.csv", "-u", "U.csv", "-o", "d.json")
+    run("decide", "test.csv", "--decider", "d.json", "-o", "a.csv")
     lines = (folder / "test.csv").read_text().splitlines()
     (folder / "more.csv").write_text(
         "\n".join(
@@ -927,17 +910,12 @@ def test_ids_that_repeat_are_named(run, folder):
 
 
 def test_abstaining_is_one_more_action_of_a_saved_decider(run, folder):
-    run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json")
-    saved = json.loads(
-        run("decide", "test.csv", "--decider", "d.json", "--abstain", "0.4", "--json")[
-            1
-        ]
-    )
-    named = json.loads(
-        run("decide", "test.csv", "-u", "U.csv", "--abstain", "0.4", "--json")[1]
-    )
-    assert saved == named
-    assert set(saved["actions"]) == {*NAMES, "ask", "abstain"}
+    run("fit", "val.csv", "-u", "U.csv", "-o", "d.json")
+    run("fit", "val.csv", "--decider", "d.json", "--abstain", "0.4", "-o", "a.json")
+    run("fit", "val.csv", "-u", "U.csv", "--abstain", "0.4", "-o", "b.json")
+    assert (folder / "a.json").read_text() == (folder / "b.json").read_text()
+    actions = Decider.load("a.json").utility.actions
+    assert set(actions) == {*NAMES, "ask", "abstain"}
 
 
 def test_a_folder_with_predictions_and_a_decider(run, folder):
@@ -1405,7 +1383,7 @@ def test_sets_are_those_of_the_library(run, folder, kind):
         kind,
         *coverage,
     )
-    code, out, err = run("decide", *words, "-o", "sets.csv", "--save-decider", "d.json")
+    code, out, err = run("decide", *words, "-o", "sets.csv")
     assert (code, err) == (0, "")
     words = (
         "with the highest expected utility"
@@ -1428,7 +1406,8 @@ def test_sets_are_those_of_the_library(run, folder, kind):
     ]
     assert [set(json.loads(row["set"])) for row in rows] == expected
     assert [int(row["set_size"]) for row in rows] == members.sum(axis=1).tolist()
-    # The saved decider has the sets.
+    # A saved decider has the sets.
+    run("fit", "val.csv", "-u", "U.csv", "--sets", kind, *coverage, "-o", "d.json")
     code, again, _ = run("decide", "test.csv", "--decider", "d.json", "--json")
     table = json.loads(again)
     assert [json.loads(row["set"]) for row in table["decisions"]] == [
@@ -1630,14 +1609,7 @@ def test_each_input_may_have_a_calibration_file_of_its_own(run, folder):
     )
     assert (code, "--calibrate is given 2 times: expected one file" in err) == (2, True)
     Path("fitted").mkdir()
-    run(
-        "decide",
-        "test.csv",
-        "--calibrate",
-        "val.csv",
-        "--save-decider",
-        "fitted/decider.json",
-    )
+    run("fit", "val.csv", "-o", "fitted/decider.json")
     Predictions.load("test.csv").save("fitted/predictions.npz")
     own = json.loads(run("evaluate", "fitted", "--json")[1])["nll"]
     code, out, _ = run("compare", "fitted", "test.csv", "--calibrate", "other.csv")
@@ -1672,15 +1644,8 @@ def test_a_run_keeps_its_prior_beside_a_table_whose_classes_are_in_another_order
     run, folder
 ):
     Path("fitted").mkdir()
-    words = (
-        "--classes",
-        "counts.csv",
-        "--train-prior",
-        "uniform",
-        "--calibrate",
-        "val.csv",
-    )
-    run("decide", "test.csv", *words, "--save-decider", "fitted/decider.json")
+    words = ("--classes", "counts.csv", "--train-prior", "uniform")
+    run("fit", "val.csv", *words, "-o", "fitted/decider.json")
     classes = Classes.from_counts({"cat": 500, "dog": 60, "newt": 8})
     for name, to in (
         ("test.csv", "fitted/predictions.npz"),

@@ -75,16 +75,8 @@ def test_calibration_keeps_groups_in_one_fold(run, tables):
     test, val = (predictions(tables[name]) for name in ("test", "val"))
     decided = []
     for groups in ((), ("--groups", "patient")):
-        options = (
-            "--utility",
-            "U.csv",
-            "--calibrate",
-            "val.csv",
-            *groups,
-            "--save-decider",
-            "d.json",
-        )
-        assert run("decide", "test.csv", *options)[0] == 0
+        options = ("--utility", "U.csv", *groups, "-o", "d.json")
+        assert run("fit", "val.csv", *options)[0] == 0
         decided.append(Decider.load("d.json").probabilities(test))
     expected = Decider(Utility.read_csv("U.csv"), calibration="auto").fit(
         val, groups=tables["val"].patient

@@ -12,7 +12,7 @@ import pytest
 
 import rfdlc
 from rfdlc import imports
-from rfdlc.data import load
+from rfdlc.data.registry import READERS
 from rfdlc.evaluation.metrics import METRICS
 from rfdlc.methods import METHODS
 from rfdlc.probabilities.calibrators import CALIBRATORS
@@ -107,8 +107,8 @@ def folder(tmp_path, monkeypatch):
 
 def forget():
     """As in a new process."""
-    load.SOURCES[:] = [
-        each for each in load.SOURCES if each.read.__module__ != "own_module"
+    READERS[:] = [
+        reader for reader in READERS if reader.read.__module__ != "own_module"
     ]
     for registry in REGISTRIES:
         for name in [name for name in registry if name.startswith("own")]:

@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from rfdlc.cli import app
-from rfdlc.cli.request import UtilityRequest
 from rfdlc.cli.train import _learned_little
 from rfdlc.decisions.decider import Decider
+from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError
 from rfdlc.probabilities.predictions import Predictions
-from rfdlc.serving.backend import open_backend
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
+from rfdlc.training.settings import GROUPS
 
 pytestmark = pytest.mark.usefixtures("quick_tables", "quick_calibration")
 SMALL = ["epochs=2", "widths=8"]
@@ -342,30 +342,18 @@ def test_predict_takes_costs_as_utilities_with_the_other_sign(tmp_path, folder):
     assert "action" in written[0].splitlines()[0]
 
 
-def test_predict_hands_over_and_answers_with_sets_as_decide_does(tmp_path, folder):
-    """Options that `decide` has: thresholds are of the held-out samples of the run, and
-    budgets of one batch.
-    """
-    held, test = (
-        Predictions.load(folder / "held-out.npz"),
-        Predictions.load(folder / "predictions.npz"),
-    )
+def test_predict_hands_over_and_answers_with_sets_of_a_fitted_decider(tmp_path, folder):
+    """Thresholds are of the held-out samples of the run, and budgets of one batch."""
+    held = Predictions.load(folder / "held-out.npz")
+    test = Predictions.load(folder / "predictions.npz")
+    made = tmp_path / "d.json"
     words = [
-        "--abstain",
-        "0.6",
-        "--sets",
-        "macro",
-        "--coverage",
-        "80%",
-        "--budget",
-        "20%",
-        "--unfamiliar",
-        "10%",
+        *("--abstain", "0.6", "--sets", "macro", "--coverage", "80%"),
+        *("--budget", "20%", "--unfamiliar", "10%"),
     ]
-    assert (
-        run("predict", folder, "digits-lt", "-o", tmp_path / "p.csv", *words).exit_code
-        == 0
-    )
+    assert run("fit", folder, *words, "-o", made).exit_code == 0
+    words = ["predict", folder, "digits-lt", "--decider", made]
+    assert run(*words, "-o", tmp_path / "p.csv").exit_code == 0
     decider = Decider.load(folder)
     decider = decider.replace(utility=decider.utility.with_abstain(0.6)).fit_sets(
         held, kind="macro", coverage=0.8
@@ -384,63 +372,53 @@ def test_predict_hands_over_and_answers_with_sets_as_decide_does(tmp_path, folde
     assert [json.loads(row["set"]) for row in rows] == [
         [str(c) for c in np.flatnonzero(s)] for s in expected.sets
     ]
-    given = UtilityRequest(abstain=0.6, budget="20%").for_model(
-        folder
-    )  # also of `export` and `serve`
-    assert open_backend(folder, **given).decider.deferral.budget.shares == {
-        "total": 0.2
-    }
-    for words, message in (
-        (["--coverage", "0.9"], "--coverage is for sets"),
-        (["--budget", "5%"], "every action decides for a class: add one .abstain"),
-        (
-            ["--sets", "macro", "--target-prior", "estimate"],
-            "write .npz, then decide it",
-        ),
-    ):
-        with pytest.raises(InputError, match=message):
-            run("predict", folder, "digits-lt", "-o", tmp_path / "q.csv", *words)
     with pytest.raises(
         InputError,
         match=r"takes no decider \(sets, budget, unfamiliar\): write a table",
     ):
-        run("predict", folder, "digits-lt", "-o", tmp_path / "q.npz", "--sets", "u65")
+        run(*words, "-o", tmp_path / "q.npz")
 
 
-def test_an_estimated_prior_with_sets_leads_to_two_commands_that_work(tmp_path, folder):
-    out = tmp_path / "with sets.csv"
-    words = [
-        "--target-prior",
-        "estimate",
-        "--sets",
-        "macro",
-        "--set-size",
-        "3",
-        "--abstain",
-        "0.2",
-        "--split",
-        "test",
-    ]
+def test_predict_takes_costs_for_a_fitted_decider(tmp_path, folder):
+    """What each action is worth is that of the costs; the calibration stays."""
+    decider = Decider.load(folder)
+    uniform = decider.replace(target_prior="uniform")
+    uniform.save(tmp_path / "d.json")
+    names = decider.utility.classes.names
+    costs = 2.0 * (1 - np.eye(len(names)))
+    lines = [",".join(["true", *names])]
+    for name, row in zip(names, costs, strict=True):
+        lines.append(",".join([name, *map(str, row)]))
+    (tmp_path / "costs.csv").write_text("\n".join(lines))
+    words = ["--decider", tmp_path / "d.json", "--costs", tmp_path / "costs.csv"]
+    words = ["predict", folder, "digits-lt", *words, "-o", tmp_path / "p.csv"]
+    assert run(*words).exit_code == 0
+    with open(tmp_path / "p.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    test = Predictions.load(folder / "predictions.npz")
+    utility = Utility.from_costs(costs, decider.utility.classes)
+    actions, values = uniform.replace(utility=utility).decide_values(test)
+    assert [row["action"] for row in rows] == [names[a] for a in actions]
+    worth = [float(row["expected_utility"]) for row in rows]
+    np.testing.assert_allclose(worth, values, atol=1e-4)
+
+
+def test_an_estimated_prior_with_sets_leads_to_commands_that_work(tmp_path, folder):
+    out, made = tmp_path / "p.csv", tmp_path / "d.json"
+    sets = ("--sets", "macro", "--set-size", "3", "--abstain", "0.2")
+    run("fit", folder, *sets, "-o", made)
+    words = ("predict", folder, "digits-lt", "--split", "test", "--decider", made)
     with pytest.raises(InputError) as refused:
-        run("predict", folder, "digits-lt", "-o", out, *words)
-    first, then = (
-        shlex.split(text) for text in re.findall("`(.*?)`", str(refused.value))
-    )
-    assert first == [
-        "rfdlc",
-        "predict",
-        str(folder),
-        "digits-lt",
-        "--split",
-        "test",
-        "--out",
-        str(out)[:-3] + "npz",
-    ]
-    for command in (first, then):
-        assert run(*command[1:]).exit_code == 0
+        run(*words, "--target-prior", "estimate", "-o", out)
+    _, then = (shlex.split(text) for text in re.findall("`(.*?)`", str(refused.value)))
+    assert then[-1] == "scores.npz"
+    scores = tmp_path / "scores.npz"
+    assert run(*words[:-2], "-o", scores).exit_code == 0
+    assert run(*then[1:-1], scores, *sets, "-o", made).exit_code == 0
+    assert run(*words, "-o", out).exit_code == 0
     with open(out, newline="") as file:
         rows = list(csv.DictReader(file))
-    logits = Predictions.load(tmp_path / "with sets.npz")
+    logits = Predictions.load(scores)
     decider = Decider.load(folder)
     decider = decider.replace(
         utility=decider.utility.with_abstain(0.2),
@@ -463,7 +441,9 @@ def test_a_predicted_table_is_decided_again_with_its_budget(tmp_path, folder):
     without held-out data.
     """
     words, table = ["--abstain", "0.8", "--budget", "5%"], tmp_path / "p.csv"
-    assert run("predict", folder, "digits-lt", "-o", table, *words).exit_code == 0
+    run("fit", folder, *words, "-o", tmp_path / "d.json")
+    made = ["--decider", tmp_path / "d.json"]
+    assert run("predict", folder, "digits-lt", "-o", table, *made).exit_code == 0
     with table.open(newline="") as file:
         rows = [
             {name: cell for name, cell in row.items() if name != "target"}
@@ -527,7 +507,7 @@ def test_trials_are_reported(tmp_path):
 def test_bad_input(tmp_path, folder):
     with pytest.raises(
         InputError,
-        match=r"expected one of preset, backbone, .* in all\); did you mean 'epochs'",
+        match=r"expected one of backbone, .* in all\); did you mean 'epochs'",
     ) as found:
         run("train", "digits-lt", "--out", tmp_path / "x", "epohcs=3")
     assert len(str(found.value)) < 200
@@ -593,3 +573,6 @@ def test_settings_are_listed():
     listed = run("train", "--settings").stdout
     assert "prior_tau=" in listed
     assert "epochs=100" in listed
+    groups = listed.split("\n\n")
+    assert [group.strip().partition(":")[0] for group in groups] == list(GROUPS)
+    assert sum(group.count("\nmixup=") for group in groups) == 1

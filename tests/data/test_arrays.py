@@ -4,7 +4,7 @@ raises.
 
 import json
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,10 @@ from sklearn.datasets import load_digits
 
 import rfdlc
 from rfdlc.data.dataset import Dataset, Split
-from rfdlc.data.load import SOURCES, register_source
-from rfdlc.data.samples import InputSpec, Samples, open_samples
+from rfdlc.data.load import register_source
+from rfdlc.data.opening import open_samples
+from rfdlc.data.registry import READERS
+from rfdlc.data.samples import InputSpec, Samples
 from rfdlc.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -559,13 +561,15 @@ def read_lines(
 
 
 @pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("rfdlc.data.load.SOURCES", list(SOURCES))
+def lines(tmp_path: Path) -> Iterator[Path]:
+    """A file in a format that is registered, until the end of a test."""
+    before = list(READERS)
     names = {"mine": lambda root: root / "set.jsonl"}
     register_source(read_lines, names=names, suffixes=[".jsonl"])
     rows = [{"a": i, "b": -i, "kind": "xy"[i % 2]} for i in range(10)]
     (tmp_path / "set.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    return tmp_path
+    yield tmp_path
+    READERS[:] = before
 
 
 def test_a_format_registered_outside_is_read_with_its_options(lines: Path) -> None:

@@ -23,8 +23,9 @@ from rfdlc.data.images import (
     open_image,
     planes,
 )
-from rfdlc.data.readers.image_files import find_images
-from rfdlc.data.samples import InputSpec, open_samples
+from rfdlc.data.opening import open_samples
+from rfdlc.data.readers.image_folder import find_images
+from rfdlc.data.samples import InputSpec
 from rfdlc.errors import InputError
 
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.data.load import check_source
-from rfdlc.data.samples import InputSpec, holds_features, open_samples
+from rfdlc.data.opening import holds_features, open_samples
+from rfdlc.data.samples import InputSpec
 from rfdlc.errors import InputError
 
 ROWS = 60

@@ -12,7 +12,8 @@ from PIL import Image
 from pyarrow import csv, parquet
 
 import rfdlc
-from rfdlc.data.samples import InputSpec, holds_features, open_samples
+from rfdlc.data.opening import holds_features, open_samples
+from rfdlc.data.samples import InputSpec
 from rfdlc.data.splits import open_splits
 from rfdlc.errors import InputError
 from rfdlc.formats.tables import read_columns

@@ -19,9 +19,10 @@ import rfdlc
 from rfdlc.data.dataset import Split
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import by_reader, readers_of
+from rfdlc.data.opening import open_samples
 from rfdlc.data.readers import image_files
 from rfdlc.data.readers.shards import find_images, image_bytes
-from rfdlc.data.samples import InputSpec, open_samples
+from rfdlc.data.samples import InputSpec
 from rfdlc.data.splits import open_splits
 from rfdlc.data.streamed import StreamedLoader
 from rfdlc.errors import InputError

@@ -124,7 +124,7 @@ def test_image_folders_are_not_searched_for_tables(tmp_path, monkeypatch):
                 )
     asked = []
     monkeypatch.setattr(
-        "rfdlc.data.readers.image_files.is_table", lambda path: asked.append(path)
+        "rfdlc.data.readers.image_folder.is_table", lambda path: asked.append(path)
     )
     assert len(rfdlc.load(tmp_path).train) == 6
     assert not asked

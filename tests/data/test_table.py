@@ -22,7 +22,8 @@ from PIL import Image
 import rfdlc
 from rfdlc.data.columns import names_rows
 from rfdlc.data.dataset import spelt_alike
-from rfdlc.data.samples import InputSpec, open_samples
+from rfdlc.data.opening import open_samples
+from rfdlc.data.samples import InputSpec
 from rfdlc.data.table import TableEncoder, blurred, strays_among
 from rfdlc.errors import InputError
 from rfdlc.formats.cells import as_text, parse_column, stray_texts

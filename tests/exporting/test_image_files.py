@@ -89,6 +89,7 @@ def test_the_card_says_the_settings_of_the_run(trained, tmp_path):
     assert (
         "utility=none; trained further on all samples, for 1 epoch; decisions" in text
     )
-    assert "1 particle trained by `rf-dlc` with backbone=resnet8, epochs=4, " in text
+    assert "1 particle trained by `rf-dlc` with backbone=resnet8, " in text
+    assert " epochs=4, " in text
     assert "mixup=0.0, repulsion=none, utility=none" in text
     assert "our default" not in text

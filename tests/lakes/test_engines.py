@@ -15,8 +15,8 @@ from pyarrow import parquet as pq
 
 import rfdlc
 from rfdlc import Decider, InputError, Utility
-from rfdlc.lakes.decide import DecideTable
 from rfdlc.lakes.frames import on_batches, on_frame, on_frames
+from rfdlc.lakes.tables import DecideTable
 
 NAMES = ["cat", "dog", "newt"]
 STARTS_WITHIN = 60  # seconds

@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc.cli import app, main
-from rfdlc.data.samples import InputSpec, open_samples
+from rfdlc.data.opening import open_samples
+from rfdlc.data.samples import InputSpec
 from rfdlc.decisions.decider import chosen_decider
 from rfdlc.predicting import parts
 from rfdlc.predicting import predict as predicting
@@ -244,9 +245,7 @@ def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
     text = decider.read_text()
     try:
         decider.write_text(text.replace('"temperature": ', '"temperature": 1', 1))
-        with pytest.raises(
-            rfdlc.InputError, match=f"{begun} settings .model, calibrator"
-        ):
+        with pytest.raises(rfdlc.InputError, match=f"{begun} settings .model, calib"):
             rfdlc.predict(run, photos, out)
     finally:
         decider.write_text(text)
@@ -262,8 +261,8 @@ def test_parts_of_another_model_are_never_joined(run, photos, tmp_path, monkeypa
         decider.read_text().replace('"temperature": ', '"temperature": 9', 1)
     )
     interrupted(monkeypatch, other, photos, out)
-    (tmp_path / "p.parquet.parts" / "job.json").unlink()
-    with pytest.raises(rfdlc.InputError, match=r"holds parts of another job.*rm -r"):
+    (tmp_path / "p.parquet.parts" / "_rfdlc.json").unlink()
+    with pytest.raises(rfdlc.InputError, match=r"p.parquet.parts holds other files"):
         rfdlc.predict(run, photos, out)
     assert rfdlc.predict(other, photos, out).complete  # whose parts they are
     same(out, other, photos)
@@ -972,14 +971,17 @@ def test_the_command_says_at_once_what_it_does(
 
 
 def test_the_command(run, photos, tmp_path):
+    made = tmp_path / "d.json"
+    fit = ["fit", run, "--abstain", "0.3", "-o", made]
+    assert CliRunner().invoke(app, list(map(str, fit))).exit_code == 0
     words = [
         "predict",
         run,
         photos,
         "--out",
         tmp_path / "p.parquet",
-        "--abstain",
-        "0.3",
+        "--decider",
+        made,
         "--json",
     ]
     told = json.loads(CliRunner().invoke(app, list(map(str, words))).stdout)

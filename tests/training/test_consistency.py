@@ -12,11 +12,11 @@ from rfdlc.data.dataset import Split
 from rfdlc.data.loader import ResidentLoader
 from rfdlc.data.policy import Policy
 from rfdlc.errors import InputError
+from rfdlc.training.building import method_net
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.loop import build_stages
 from rfdlc.training.losses.consistency import Consistency
 from rfdlc.training.methods import find_method
-from rfdlc.training.model import method_net
 from rfdlc.training.step import Step
 
 SMALL = {

@@ -14,6 +14,7 @@ import rfdlc
 from rfdlc.data.loader import seeded
 from rfdlc.errors import InputError
 from rfdlc.probabilities.classes import Classes
+from rfdlc.training.building import method_net
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.loop import (
     SHARES,
@@ -22,7 +23,6 @@ from rfdlc.training.loop import (
     start_at_class_means,
 )
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.model import method_net
 from rfdlc.training.networks.backbones import Whitening
 from rfdlc.training.networks.stack import Dropout
 from rfdlc.training.run import Run

@@ -13,8 +13,7 @@ import rfdlc
 from rfdlc.data.loader import ResidentLoader
 from rfdlc.errors import InputError
 from rfdlc.training import trainer
-from rfdlc.training._stacking import OWN, Stacker, same_until, stage_signature
-from rfdlc.training.config import TrainConfig
+from rfdlc.training._stacking import Stacker, same_until, stage_signature
 from rfdlc.training.loop import TrainingStopped, training_utility
 from rfdlc.training.losses import RunLosses, mean_loss
 from rfdlc.training.losses.terms import (
@@ -349,10 +348,6 @@ def test_shapes_that_do_not_agree(change):
     assert stage_signature(described("ce"), 0) != stage_signature(
         described("ce", **change), 0
     )
-
-
-def test_every_setting_is_shared_or_a_runs_own():
-    assert set(TrainConfig.describe()) >= OWN
 
 
 class Crash(Exception):

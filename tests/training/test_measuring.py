@@ -14,8 +14,8 @@ import rfdlc
 from rfdlc.data.images import Resizing
 from rfdlc.progress import shown
 from rfdlc.training import measuring
+from rfdlc.training.building import method_net
 from rfdlc.training.methods import resolve
-from rfdlc.training.model import method_net
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer
 from rfdlc.training.tuning import planning

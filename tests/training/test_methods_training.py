@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 import rfdlc
 from rfdlc.errors import InputError
 from rfdlc.training import trainer
+from rfdlc.training.building import method_net, new_decider
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.loop import build_stages, epochs
 from rfdlc.training.methods import METHODS, Method, Stage, find_method, resolve
-from rfdlc.training.model import method_net, new_decider
 from rfdlc.training.optimisation import (
     EpochMean,
     normalise_head,
@@ -136,7 +136,7 @@ def test_a_fork_from_the_late_epoch(trained, tmp_path):
 
 
 def test_forks_that_cannot_be(trained, tmp_path):
-    with pytest.raises(InputError, match="a fork cannot change particles, head"):
+    with pytest.raises(InputError, match="a fork cannot change head, particles"):
         rfdlc.fork(trained["ce"].path, tmp_path / "fork", method="rf-dlc-paper")
     with pytest.raises(InputError, match="cannot continue as ride"):
         rfdlc.fork(trained["ensemble-ldam"].path, tmp_path / "fork", method="ride")

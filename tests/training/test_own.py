@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.errors import InputError
+from rfdlc.training.building import new_decider
 from rfdlc.training.factories import routed
 from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.losses import GlobalBatch, RunLosses, mean_loss
 from rfdlc.training.methods import METHODS, Method, Option, Stage, resolve
-from rfdlc.training.model import new_decider
 
 M, B, C = 2, 6, 4
 SMALL = {"epochs": 1, "widths": (8,), "batch_size": 128, "calibration": "temperature"}

@@ -27,8 +27,8 @@ from torch import nn  # noqa: E402
 
 from rfdlc.probabilities.classes import Classes  # noqa: E402
 from rfdlc.training import loop  # noqa: E402
+from rfdlc.training.building import method_net, start_of  # noqa: E402
 from rfdlc.training.methods import resolve  # noqa: E402
-from rfdlc.training.model import method_net, start_of  # noqa: E402
 from rfdlc.training.networks import pretrained  # noqa: E402
 from rfdlc.training.networks.lowrank import LowRank  # noqa: E402
 

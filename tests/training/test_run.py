@@ -691,7 +691,7 @@ def test_a_folder_of_runs_is_not_a_run_folder(tmp_path):
     ]
     commands += [
         ["predict", tmp_path, "digits-lt", *words, *out]
-        for words in ([], ["--abstain", "0.5"])
+        for words in ([], ["--utility", "one-hot"])
     ]
     for words in commands:
         result = CliRunner().invoke(app, [str(word) for word in words])

@@ -7,11 +7,11 @@ import pytest
 from sklearn.datasets import load_digits
 
 import rfdlc
-from rfdlc.cli.request import UtilityRequest
+from rfdlc.cli.request import FitRequest
 from rfdlc.errors import InputError
 from rfdlc.probabilities.predictions import Predictions
 
-ABSTAIN = UtilityRequest(abstain=1.0, budget="20%")
+ABSTAIN = FitRequest(abstain=1.0, budget="20%")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_run_whose_networks_have_seen_the_held_out_samples_has_no_price(
         {"sets": "macro"},
     ):
         with pytest.raises(InputError, match="trained further on the samples of held"):
-            UtilityRequest(**asked).for_model(model.path)
+            FitRequest(**asked).fit(model.path)
 
 
 def test_a_refit_that_trials_chose_counts_too(in_time, tmp_path):
@@ -85,8 +85,9 @@ def test_a_refit_that_trials_chose_counts_too(in_time, tmp_path):
     model, _ = in_time
     for name in ("config.json", "classes.json", "decider.json", "held-out.npz"):
         (tmp_path / name).write_bytes((model.path / name).read_bytes())
-    assert ABSTAIN.for_model(tmp_path)["decider"].budget.shares == {"total": 0.2}
+    _, decider = ABSTAIN.fit(tmp_path)
+    assert decider.deferral.budget.shares == {"total": 0.2}
     chosen = {"refit": True, "warm_refit": True}
     (tmp_path / "tuning.json").write_text(json.dumps({"chosen": chosen}))
     with pytest.raises(InputError, match="train with refit=false"):
-        ABSTAIN.for_model(tmp_path)
+        ABSTAIN.fit(tmp_path)

@@ -501,7 +501,7 @@ def test_settings_without_effect_are_named(tmp_path, capsys):
     assert "ignored    epochs=3: for networks; use backbone=mlp" in plan
     assert "note       never held out, as they have one sample: one" in plan
     X, y = problem(2, 60)
-    with pytest.warns(UserWarning, match="epochs=3, widths=\\(4,\\) has no effect"):
+    with pytest.warns(UserWarning, match="widths=\\(4,\\), epochs=3 has no effect"):
         RFDLCClassifier(backbone="trees", epochs=3, hidden=(4,), random_state=0).fit(
             X, y
         )

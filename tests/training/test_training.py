@@ -12,6 +12,7 @@ from torch import nn
 import rfdlc
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
+from rfdlc.training.building import choose_device, method_net
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.execution import Execution
 from rfdlc.training.loop import (
@@ -22,7 +23,6 @@ from rfdlc.training.loop import (
     training_utility,
 )
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.model import choose_device, method_net
 from rfdlc.training.optimisation import AdamW, Sgd, clip
 from rfdlc.training.step import Step
 from rfdlc.training.trainer import balanced_positions, diversity, evaluate_balanced

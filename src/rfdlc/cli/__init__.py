@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, deploy, sweep, train, utility, watch
+from rfdlc.cli import data, decide, demo, deploy, fit, sweep, train, utility, watch
+from rfdlc.cli.unknown import Command
 from rfdlc.errors import InputError, printable
 from rfdlc.imports import import_own
 from rfdlc.progress import shown, speaks
@@ -33,6 +34,7 @@ IMPORT = (
 )
 VERSION = "Print the version and exit."
 COMMANDS = {
+    fit: ("fit",),
     decide: ("decide", "evaluate", "report", "compare", "mislabelled"),
     data: ("inspect",),
     demo: ("demo",),
@@ -43,7 +45,7 @@ COMMANDS = {
 }
 for _module, _names in COMMANDS.items():
     for _name in _names:
-        app.command()(getattr(_module, _name))
+        app.command(cls=Command)(getattr(_module, _name))
 app.add_typer(utility.app, name="utility")
 
 

@@ -21,10 +21,10 @@ from rfdlc.cli.lake import (
 )
 from rfdlc.cli.reading import CLASSES, paths_in
 from rfdlc.cli.request import (
+    DecideRequest,
     FormatOption,
     JsonOption,
     LabelledRequest,
-    Request,
     SeedOption,
     takes_request,
 )
@@ -38,7 +38,6 @@ from rfdlc.cli.writing import (
     part_table,
 )
 from rfdlc.errors import are, expect, listing
-from rfdlc.formats.files import replacing
 from rfdlc.formats.tables import is_table, open_table
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ Files = Annotated[list[Path], Argument(help=SEVERAL, show_default=False)]
 @takes_request
 def decide(
     file: Annotated[str, Argument(help=f"{PREDICTIONS} {LAKE}")],
-    request: Request,
+    request: DecideRequest,
     out: Annotated[
         str | None,
         Option("--out", "-o", help="Write the decisions: CSV, Parquet, or a folder."),
@@ -102,9 +101,6 @@ def decide(
     keep: Annotated[list[str] | None, Option(metavar="COLUMN", help=KEEP)] = None,
     skip_broken: Annotated[bool, Option("--skip-broken", help=SKIP)] = False,
     time: Annotated[str | None, Option(metavar="COLUMN", help=TIME)] = None,
-    save_decider: Annotated[
-        Path | None, Option(help="Write the fitted decider (JSON).")
-    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Turn probabilities of any model into the actions with the highest expected
@@ -135,14 +131,14 @@ def decide(
     from rfdlc.formats.table_writing import write_table
     from rfdlc.probabilities.scores import DECIDED
 
-    limits = per_day(request.budget, time, save_decider)
+    limits = per_day(request.budget, time)
     if out is not None and is_folder(out):
         expect(
             not limits,
             f"--budget {request.budget} is for one file: name a CSV or Parquet file by"
             " --out",
         )
-        decide_files(file, request, out, keep or [], save_decider, skip_broken, json)
+        decide_files(file, request, out, keep or [], skip_broken, json)
         return
     expect(
         not keep,
@@ -153,7 +149,6 @@ def decide(
     )
     path, written = check_in_memory(file), None if out is None else Path(out)
     check_writable(written, endings=(".csv", ".parquet"))
-    check_writable(save_decider)
     check_other(written, path)
     names = open_table(path).names if is_table(path) else ()
     if limits:
@@ -187,9 +182,6 @@ def decide(
         columns = decisions.decision_columns(decider, found, ids)
     if written is not None:
         write_table(written, columns)
-    if save_decider is not None:
-        with replacing(save_decider) as beside:
-            decider.save(beside)
     counts, value = (
         np.bincount(found.action, minlength=len(found.actions)).tolist(),
         float(np.mean(found.value)),

@@ -129,10 +129,9 @@ def deferral_lines(
         )
     if known is not None:
         count = int((found.reason == UNFAMILIAR).sum())
-        rates = ", ".join(f"{name} {rate:.1%}" for name, rate in known.rates.items())
         lines.append(
             f"{count:,} unfamiliar; false alarms among held-out samples, classes"
-            f" counting equally: {rates}."
+            f" counting equally: {rates_in_words(known)}."
         )
     return lines
 
@@ -141,15 +140,11 @@ def share_line(budget: Any, handed: Any, unfamiliar: bool, samples: int = 0) -> 
     """The shares of a budget beside those that were handed over, of a batch of so many
     samples; 0: by prices.
     """
-    from rfdlc.evaluation.metrics import readable
-
     shown = (
         f"{name} {100 * share:.3g}%, handed over {handed[name]:.1%}"
         for name, share in budget.shares.items()
     )
-    least = listing(
-        f"{name} {readable(price)} or more" for name, price in budget.prices.items()
-    )
+    least = prices_in_words(budget)
     kept = (
         f"by prices of held-out samples (a gain of {least}), which keep to it on"
         " average"
@@ -165,6 +160,20 @@ def share_line(budget: Any, handed: Any, unfamiliar: bool, samples: int = 0) -> 
         f"Budget: {'; '.join(shown)};"
         f" {kept}{', unfamiliar samples beside it' if unfamiliar else ''}."
     )
+
+
+def prices_in_words(budget: Any) -> str:
+    """The least gain for which each action of a budget is taken."""
+    from rfdlc.evaluation.metrics import readable
+
+    return listing(
+        f"{name} {readable(price)} or more" for name, price in budget.prices.items()
+    )
+
+
+def rates_in_words(unfamiliar: Any) -> str:
+    """The false alarms of each region."""
+    return ", ".join(f"{name} {rate:.1%}" for name, rate in unfamiliar.rates.items())
 
 
 def evaluated_shares(decider: "rfdlc.Decider", result: Any) -> list[str]:
@@ -238,9 +247,8 @@ def daily_line(
 def set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:
     from rfdlc.decisions.sets import PredictionSets
 
-    sets = decider.sets
-    assert sets is not None
-    summary: dict[str, Any] = {"kind": sets.kind, "mean_size": float(sizes.mean())}
+    sets: Any = decider.sets
+    summary = {"kind": sets.kind, "mean_size": float(sizes.mean())}
     if isinstance(sets, PredictionSets):
         summary |= {
             "coverage": sets.coverage,
@@ -259,9 +267,11 @@ def set_line(decider: "rfdlc.Decider", sizes: Any) -> str:
     text = str(decider.sets)
     summary = set_summary(decider, sizes)
     promises = summary.get("promises", ())
-    pooled = []
-    if summary["kind"] == "class":
-        pooled = [row["class"] for row in promises if len(row["promised_for"]) > 1]
+    pooled = [
+        row["class"]
+        for row in promises
+        if summary["kind"] == "class" and len(row["promised_for"]) > 1
+    ]
     none = [row["class"] for row in promises if not row["promised_for"]]
     none = ["any coverage"] if none and len(none) == len(promises) else none
     notes = [f"promised together: {listing(pooled)}"] * bool(pooled) + [

@@ -2,9 +2,7 @@
 trained model.
 """
 
-import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +15,7 @@ from rfdlc.cli.request import (
     GROUPS,
     NAME_OR_PATH,
     JsonOption,
+    ModelRequest,
     RunFolder,
     Source,
     SourceRequest,
@@ -206,7 +205,7 @@ def predict(
         list[str],
         Argument(metavar="NAME_OR_PATH", help=NAME_OR_PATHS, show_default=False),
     ],
-    request: UtilityRequest,
+    request: ModelRequest,
     reading: SourceRequest,
     out: Annotated[Path, Option("--out", "-o", help=PREDICTED)] = Path(
         "predictions.npz"
@@ -243,8 +242,8 @@ def predict(
     **Examples**
 
     - `rfdlc predict runs/a photos/ --out predictions.parquet --utility U.csv`
-    - `rfdlc predict runs/a photos/ --out predictions.csv --abstain 0.7 --budget 5%
-      --sets macro --coverage 0.9`
+    - `rfdlc fit runs/a --abstain 0.7 --budget 5% --sets macro -o decider.json && rfdlc
+      predict runs/a photos/ --out predictions.csv --decider decider.json`
     - `rfdlc predict runs/a list.txt --out predictions.parquet --skip-broken`
     - `rfdlc predict runs/a *.png --out predictions.csv`
     - `torchrun --nproc-per-node 8 -m rfdlc predict runs/a photos/ --out
@@ -265,22 +264,7 @@ def predict(
         "raw": raw,
         "keep": tuple(keep or ()),
     }
-    logits, where = str(out.with_suffix(".npz")), {"split": split, **vars(reading)}
-    table = str(out.with_suffix(".csv") if out.suffix.lower() == ".npz" else out)
-    first = ["rfdlc", "predict", str(run), *sources, *_words(where), "--out", logits]
-    then = [
-        "rfdlc",
-        "decide",
-        logits,
-        "--decider",
-        str(run),
-        *_words(vars(request)),
-        "--out",
-        table,
-    ]
-    options |= reading.given() | request.for_model(
-        run, f"`{shlex.join(first)}`, then `{shlex.join(then)}`"
-    )
+    options |= reading.given() | request.for_model(run)
     announce(f"reading {run}")  # at once: what predicts takes a while to load
     with ready():
         try:
@@ -327,25 +311,6 @@ def predict(
     output(json, summary, *tables, *lines)
 
 
-def _words(given: Mapping[str, Any]) -> list[str]:
-    """Options as they are written on the command line."""
-    each = {
-        f"--{name.replace('_', '-')}": value
-        for name, value in given.items()
-        if value not in (None, False)
-    }
-    rows = [
-        (name, v)
-        for name, value in each.items()
-        for v in (value if isinstance(value, list) else [value])
-    ]
-    return [
-        word
-        for name, value in rows
-        for word in ([name] if value is True else [name, str(value)])
-    ]
-
-
 def _decided(run: Path, file: Path) -> Any:
     """What the run decides for a few samples, one row each."""
     predictions, decider = rfdlc.Predictions.load(file), rfdlc.Decider.load(run)
@@ -369,7 +334,7 @@ def export(
         Path,
         Argument(metavar="FILE", help="`model.onnx`, or `model.pt2` for torch.export."),
     ],
-    request: UtilityRequest,
+    request: ModelRequest,
     utility_input: Annotated[
         bool, Option("--utility-input", help="Make the utility an input of the graph.")
     ] = False,
@@ -392,7 +357,7 @@ def export(
 
     - `rfdlc export runs/a model.onnx --utility U.csv`
     - `rfdlc export runs/a model.onnx --utility-input --resize`
-    - `rfdlc export runs/a model.onnx --abstain 0.7 --budget 5% --unfamiliar 2%`
+    - `rfdlc export runs/a model.onnx --decider decider.json`
     - `rfdlc export runs/a model.pt2`
     """
     check_writable(out)
@@ -486,7 +451,9 @@ def serve(
     ] = 1_000_000,
     decider: Annotated[
         Path | None,
-        Option(help="File of `rfdlc recalibrate`, taken up when it changes."),
+        Option(
+            help="File of `rfdlc fit` or `recalibrate`, taken up when it changes.",
+        ),
     ] = None,
 ) -> None:
     """Answer POST /decide with actions; GET /health, /ready, /metrics and /docs too.
@@ -527,11 +494,6 @@ def serve(
         "versions": versions,
         "name": name,
     }
-    both = (
-        "--sets, --budget and --unfamiliar belong to the run's decider, and --decider"
-        " is another: give one of them"
-    )
-    expect(decider is None or "decider" not in options, both)
     options |= {
         "log_decisions": log_decisions,
         "reference": reference,

@@ -62,18 +62,18 @@ def with_sets(
         return decider.fit_sets(
             held, kind=sets, coverage=0.9 if share is None else share, max_size=size
         )
-    fitted = decider.sets
+    known = decider.sets
     same = (
-        isinstance(fitted, PredictionSets)
-        and fitted.kind == sets
-        and share in (None, fitted.coverage)
-        and size in (None, fitted.max_size)
+        isinstance(known, PredictionSets)
+        and known.kind == sets
+        and share in (None, known.coverage)
+        and size in (None, known.max_size)
     )
     expect(
         same,
         f"--sets {sets} needs held-out predictions with targets, from which the"
         " coverage is promised: --calibrate FILE, a run folder with held-out.npz, or"
-        f" --decider FILE with such sets (this one has {fitted or 'none'})",
+        f" --decider FILE with such sets (this one has {known or 'none'})",
     )
     return decider
 
@@ -118,7 +118,7 @@ def with_deferral(
     )
 
 
-def per_day(budget: str | None, time: str | None, save: Any) -> dict[str, int]:
+def per_day(budget: str | None, time: str | None) -> dict[str, int]:
     """Samples per day of `50/day` or `total=50/day,doctor=20/day`, by name; none for a
     share.
     """
@@ -134,10 +134,6 @@ def per_day(budget: str | None, time: str | None, save: Any) -> dict[str, int]:
         time is not None,
         f"--budget {budget} needs the time of each sample: give its column by --time"
         " COLUMN",
-    )
-    expect(
-        save is None,
-        f"--budget {budget} is for this file: a saved decider has shares (--budget 5%)",
     )
     named = _by_action(budget) if "=" in budget else {TOTAL: budget}
     found = {name: _PER_DAY.fullmatch(text) for name, text in named.items()}

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import rfdlc
 from rfdlc.cli import decisions
 from rfdlc.cli.request import Request
-from rfdlc.cli.writing import SHOWN, action_table, check_writable, output
+from rfdlc.cli.writing import SHOWN, action_table, output
 from rfdlc.errors import BrokenRows, InputError, counted, expect, listing
-from rfdlc.formats.files import replacing
 from rfdlc.formats.tables import PARQUET
 
 if TYPE_CHECKING:
@@ -137,7 +136,6 @@ def decide_files(
     request: Request,
     out: str,
     keep: Sequence[str],
-    saved: Path | None,
     skip_broken: bool,
     json: bool,
 ) -> None:
@@ -145,12 +143,8 @@ def decide_files(
     from rfdlc.lakes.decide import decide_lake
     from rfdlc.lakes.reading import Lake
 
-    check_writable(saved)
     lake = Lake(source, skip_broken=skip_broken)
     decider = prepare_lake(request, lake, keep)
-    if saved is not None:
-        with replacing(saved) as beside:
-            decider.save(beside)
     found = decide_lake(lake, out, decider, keep=keep, logits=request.logits)
     summary: dict[str, Any] = {
         "samples": found.samples,

@@ -17,6 +17,7 @@ from rfdlc.formats.files import read_json
 from rfdlc.formats.tables import is_table
 
 CLASSES = "classes.json"  # of a run folder
+HELD_OUT = "held-out.npz"  # of a run folder
 BUILDERS = ("one-hot", "tail-sensitive")
 _NO_TABLES = (
     ".json",
@@ -440,20 +441,31 @@ def held_out(run: Path) -> "rfdlc.Predictions | None":
     """Predictions of samples that the networks of a run folder have not been trained
     on, if it has them.
     """
-    file = run / "held-out.npz"
-    if not file.is_file():
+    if not (run / HELD_OUT).is_file():
         return None
+    return rfdlc.Predictions.load(held_out_file(run))
+
+
+def held_out_file(source: Path) -> Path:
+    """The file of held-out predictions: that of a run folder, or the source itself."""
+    if not (source / HELD_OUT).is_file():
+        if (source / "decider.json").is_file():
+            raise InputError(
+                f"{source}: has no held-out predictions ({HELD_OUT}): give predictions"
+                " with labels of samples that it was not trained on (`rfdlc fit FILE"
+                f" --decider {source}`)"
+            )
+        return source
     settings = dict[str, Any]()
-    if (run / "config.json").is_file():
-        settings = read_json(run / "config.json")["settings"]
-    if (run / "tuning.json").is_file():
-        settings |= read_json(run / "tuning.json").get("chosen", {})
+    if (source / "config.json").is_file():
+        settings = read_json(source / "config.json")["settings"]
+    if (source / "tuning.json").is_file():
+        settings |= read_json(source / "tuning.json").get("chosen", {})
     if settings.get("refit") and settings.get("warm_refit"):
         raise InputError(
-            f"{run}: its networks were trained further on the samples of held-out.npz"
+            f"{source}: its networks were trained further on the samples of {HELD_OUT}"
             " (warm_refit=true), so that prices, thresholds and sets cannot be found"
             " on these: train with refit=false, or fit a decider to samples that they"
-            " have not seen (`rfdlc decide FILE --decider RUN --calibrate FILE --save"
-            " decider.json`)"
+            f" have not seen (`rfdlc fit FILE --decider {source} -o decider.json`)"
         )
-    return rfdlc.Predictions.load(file)
+    return source / HELD_OUT

@@ -3,8 +3,8 @@ a decider.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -15,7 +15,16 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli import reading
 from rfdlc.cli.fitting import check_sets, with_deferral, with_sets
-from rfdlc.errors import are, choose, counted, expect, listing, repeated, suggestion
+from rfdlc.errors import (
+    InputError,
+    are,
+    choose,
+    counted,
+    expect,
+    listing,
+    repeated,
+    suggestion,
+)
 from rfdlc.formats.files import runs_inside
 from rfdlc.formats.tables import is_table, open_table
 
@@ -43,6 +52,17 @@ CALIBRATE = (
 DECIDER = (
     "A saved decider, or that of a run folder, instead of --calibrate and the priors."
 )
+BASE = (
+    "A saved decider, or that of a run folder, to start from: what is not named by"
+    " options stays, and it is calibrated only if it was not."
+)
+UNLABELLED = "With `--target-prior estimate`: predictions of samples to come."
+OF_RUN = "A decider of `rfdlc fit`, instead of that of the run."
+# Panels of --help.
+COSTS = "What decisions are worth"
+PROBABILITIES = "Probabilities"
+DECISIONS = "Which samples are handed over, and answers with sets"
+FILES = "The predictions"
 SHARES = "`a=0.9,b=0.1`, or a CSV with columns class,share (or class,count)."
 TRAIN_PRIOR = (
     "Class prior of the scores: `train` (the counts), `uniform` (after reweighting),"
@@ -74,11 +94,17 @@ DEPENDENT = (
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[
     float | None,
-    Option(help="For `tail-sensitive`: the value of a false head, by default -1."),
+    Option(
+        help="For `tail-sensitive`: the value of a false head, by default -1.",
+        rich_help_panel="What decisions are worth",
+    ),
 ]
 AbstainOption = Annotated[
     float | None,
-    Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2."),
+    Option(
+        help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.",
+        rich_help_panel="What decisions are worth",
+    ),
 ]
 EXPERT = (
     "CSV of somebody's answers, P(answer | true class), and optionally `cost`: an"
@@ -174,117 +200,101 @@ class DataRequest(SourceRequest):
 
 
 @dataclass(frozen=True)
+class MakingOptions:
+    """How a decider is made: every field is an option of the command."""
+
+    penalty: PenaltyOption = None
+    abstain: AbstainOption = None
+    expert: Annotated[list[Path] | None, Option(help=EXPERT, rich_help_panel=COSTS)] = (
+        None
+    )
+    calibration: Annotated[
+        str | None, Option(help=CALIBRATORS, rich_help_panel=PROBABILITIES)
+    ] = None
+    balanced: Annotated[
+        bool,
+        Option(
+            "--balanced",
+            help="Calibrate with equal weight for every class.",
+            rich_help_panel=PROBABILITIES,
+        ),
+    ] = False
+    train_prior: Annotated[
+        str | None, Option(help=TRAIN_PRIOR, rich_help_panel=PROBABILITIES)
+    ] = None
+    combine: Annotated[
+        str | None,
+        Option(
+            help="For several particles: `mean-probabilities` or `mean-logits`.",
+            rich_help_panel=PROBABILITIES,
+        ),
+    ] = None
+    rule: Annotated[
+        str | None,
+        Option(help="`expected-utility` or `argmax`.", rich_help_panel=DECISIONS),
+    ] = None
+    sets: Annotated[
+        str | None, Option(metavar="KIND", help=SETS, rich_help_panel=DECISIONS)
+    ] = None
+    coverage: Annotated[
+        str | None, Option(metavar="SHARE", help=COVERAGE, rich_help_panel=DECISIONS)
+    ] = None
+    set_size: Annotated[
+        int | None, Option(metavar="N", min=1, help=SET_SIZE, rich_help_panel=DECISIONS)
+    ] = None
+    budget: Annotated[
+        str | None, Option(metavar="SHARE", help=BUDGET, rich_help_panel=DECISIONS)
+    ] = None
+    unfamiliar: Annotated[
+        str | None, Option(metavar="SHARE", help=ALARM, rich_help_panel=DECISIONS)
+    ] = None
+
+
+@dataclass(frozen=True)
 class UtilityRequest:
     """What to decide for: every field is an option of the command."""
 
-    utility: Annotated[str | None, Option("--utility", "-u", help=UTILITY)] = None
-    costs: Annotated[
-        Path | None, Option(help="CSV of costs instead of utilities: U = -cost.")
+    utility: Annotated[
+        str | None, Option("--utility", "-u", help=UTILITY, rich_help_panel=COSTS)
     ] = None
-    penalty: PenaltyOption = None
-    abstain: AbstainOption = None
-    expert: Annotated[list[Path] | None, Option(help=EXPERT)] = None
-    target_prior: Annotated[str | None, Option(help=TARGET_PRIOR)] = None
-    sets: Annotated[str | None, Option(metavar="KIND", help=SETS)] = None
-    coverage: Annotated[str | None, Option(metavar="SHARE", help=COVERAGE)] = None
-    set_size: Annotated[int | None, Option(metavar="N", min=1, help=SET_SIZE)] = None
-    budget: Annotated[str | None, Option(metavar="SHARE", help=BUDGET)] = None
-    unfamiliar: Annotated[str | None, Option(metavar="SHARE", help=ALARM)] = None
+    costs: Annotated[
+        Path | None,
+        Option(
+            help="CSV of costs instead of utilities: U = -cost.", rich_help_panel=COSTS
+        ),
+    ] = None
+    target_prior: Annotated[
+        str | None, Option(help=TARGET_PRIOR, rich_help_panel=PROBABILITIES)
+    ] = None
+    # Options of commands that fit a decider (`MakingOptions`).
+    penalty: float | None = field(default=None, init=False)
+    abstain: float | None = field(default=None, init=False)
+    expert: list[Path] | None = field(default=None, init=False)
+    unfamiliar: str | None = field(default=None, init=False)
 
-    def for_model(self, model: Path, instead: str = "") -> dict[str, Any]:
+    def for_model(self, model: Path) -> dict[str, Any]:
         """The utility and target prior for a run folder or an exported file, None where
         no option names them.
-
-        With sets, a budget or unfamiliar samples it is the decider of the run, fitted
-        to its held-out predictions. `instead` are commands for an estimated prior with
-        these.
         """
-        check_sets(self.sets, self.coverage, self.set_size)
-        prior = (
-            None
-            if self.target_prior is None
-            else reading.read_prior(self.target_prior, "target prior")
-        )
-        asked, file = (
-            self.sets or self.budget or self.unfamiliar,
-            model / reading.CLASSES,
-        )
-        wrong = (
-            runs_inside(model)
-            or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
-        )
-        expect(
-            model.suffix == ".onnx" or file.is_file(), wrong
-        )  # before what predicts is loaded
-        if all(
-            value is None
-            for value in (
-                self.utility,
-                self.costs,
-                self.penalty,
-                self.abstain,
-                self.expert,
-                asked,
+        classes = model / reading.CLASSES
+        # Before what predicts is loaded.
+        if model.suffix != ".onnx" and not classes.is_file():
+            raise InputError(
+                runs_inside(model)
+                or f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)"
             )
-        ):
+        prior = None
+        if self.target_prior is not None:
+            prior = reading.read_prior(self.target_prior, "target prior")
+        if self.utility is None and self.costs is None:
             return {"utility": None, "target_prior": prior}
         if model.suffix == ".onnx":
-            expect(
-                not asked,
-                f"{model} holds its sets, budget and thresholds: export it again with"
-                " the option",
-            )
-            made = rfdlc.OnnxModel.load(model)
-            return {
-                "utility": self.read_utility(made.classes, made.decider),
-                "target_prior": prior,
-            }
-        saved = reading.folder_decider(model)
-        utility = self.read_utility(rfdlc.Classes.from_json(file), saved)
-        if not asked:
-            return {"utility": utility, "target_prior": prior}
-        late = (
-            "thresholds are for one prior; an estimated one is known after predicting:"
-            " write .npz, then decide it"
-        )
-        late += f": {instead}" if instead else ""
-        expect(
-            prior != "estimate",
-            f"--target-prior estimate with --sets, --budget or --unfamiliar: {late}",
-        )
-        expect(
-            saved,
-            f"{model} has no decider.json: the training has not finished; continue it"
-            " with `rfdlc resume`",
-        )
-        assert saved is not None
-        changes = {"budget": None} if self.budget else {}
-        target = saved.model.target_prior if prior is None else prior
-        return {
-            "decider": self.fit_to(
-                saved.replace(utility=utility, target_prior=target, **changes),
-                None,
-                model,
-            )
-        }
-
-    def fit_to(
-        self, decider: "rfdlc.Decider", held: Any, run: Path, ready: Any = None
-    ) -> "rfdlc.Decider":
-        """The decider with the sets and the handing over that the options ask for, by
-        held-out data or the run's.
-        """
-        asked = self.sets or self.budget or self.unfamiliar
-        if held is None and asked:
-            held = reading.held_out(run)
-        decider = with_sets(decider, self.sets, self.coverage, self.set_size, held)
-        return with_deferral(
-            decider,
-            self.budget,
-            self.unfamiliar,
-            held,
-            held if ready is None else ready,
-        )
+            exported = rfdlc.OnnxModel.load(model)
+            utility = self.read_utility(exported.classes, exported.decider)
+        else:
+            saved = reading.folder_decider(model)
+            utility = self.read_utility(rfdlc.Classes.from_json(classes), saved)
+        return {"utility": utility, "target_prior": prior}
 
     def read_utility(
         self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None"
@@ -332,30 +342,67 @@ class UtilityRequest:
 
 
 @dataclass(frozen=True)
+class ModelRequest(UtilityRequest):
+    """For commands on the model of a run folder."""
+
+    decider: Annotated[
+        Path | None, Option(help=OF_RUN, rich_help_panel=PROBABILITIES)
+    ] = None
+
+    def for_model(self, model: Path) -> dict[str, Any]:
+        """As in other requests; a decider with the utility and prior of the others."""
+        options = super().for_model(model)
+        if self.decider is None:
+            return options
+        if options["target_prior"] == "estimate":
+            raise InputError(
+                "--target-prior estimate with --decider: thresholds and sets are for"
+                " one prior, and an estimated one is known after predicting: write"
+                f" .npz (`rfdlc predict {model} DATA --out scores.npz`), then fit a"
+                f" decider to it (`rfdlc fit {model} --target-prior estimate"
+                " --unlabelled scores.npz`)"
+            )
+        changes = {name: value for name, value in options.items() if value is not None}
+        return {"decider": rfdlc.Decider.load(self.decider).replace(**changes)}
+
+
+@dataclass(frozen=True)
 class Request(UtilityRequest):
     """How scores are to be decided: every field is an option of the command."""
 
-    classes: Annotated[str | None, Option("--classes", "-c", help=CLASSES)] = None
-    calibrate: Annotated[list[Path] | None, Option(help=CALIBRATE)] = None
-    calibration: Annotated[str | None, Option(help=CALIBRATORS)] = None
-    balanced: Annotated[
-        bool, Option("--balanced", help="Calibrate with equal weight for every class.")
-    ] = False
-    train_prior: Annotated[str | None, Option(help=TRAIN_PRIOR)] = None
-    combine: Annotated[
-        str | None,
-        Option(help="For several particles: `mean-probabilities` or `mean-logits`."),
+    classes: Annotated[
+        str | None, Option("--classes", "-c", help=CLASSES, rich_help_panel=FILES)
     ] = None
-    rule: Annotated[
-        str | None,
-        Option(help="`expected-utility` or `argmax`."),
+    calibrate: Annotated[
+        list[Path] | None, Option(help=CALIBRATE, rich_help_panel=PROBABILITIES)
     ] = None
-    groups: Annotated[str | None, Option(metavar="COLUMN", help=DEPENDENT)] = None
+    groups: Annotated[
+        str | None, Option(metavar="COLUMN", help=DEPENDENT, rich_help_panel=FILES)
+    ] = None
     logits: Annotated[
-        bool, Option("--logits", help="The tables hold logits, not probabilities.")
+        bool,
+        Option(
+            "--logits",
+            help="The tables hold logits, not probabilities.",
+            rich_help_panel=FILES,
+        ),
     ] = False
-    decider: Annotated[Path | None, Option(help=DECIDER)] = None
-    skip_unknown: Annotated[bool, Option("--skip-unknown", help=SKIP_UNKNOWN)] = False
+    decider: Annotated[
+        Path | None, Option(help=DECIDER, rich_help_panel=PROBABILITIES)
+    ] = None
+    skip_unknown: Annotated[
+        bool, Option("--skip-unknown", help=SKIP_UNKNOWN, rich_help_panel=FILES)
+    ] = False
+    # Options of commands that fit a decider (`MakingOptions`).
+    calibration: str | None = field(default=None, init=False)
+    balanced: bool = field(default=False, init=False)
+    train_prior: str | None = field(default=None, init=False)
+    combine: str | None = field(default=None, init=False)
+    rule: str | None = field(default=None, init=False)
+    sets: str | None = field(default=None, init=False)
+    coverage: str | None = field(default=None, init=False)
+    set_size: int | None = field(default=None, init=False)
+    budget: str | None = field(default=None, init=False)
 
     def prepare(
         self,
@@ -377,36 +424,48 @@ class Request(UtilityRequest):
             and not self.calibrate
             and beside.is_file()
         ):
-            return Request.prepare(
-                replace(self, calibrate=[beside]), file, like, columns, skip
-            )
+            return replace(self, calibrate=[beside]).prepare(file, like, columns, skip)
         classes = self.checked_classes()
         if like is not None and is_table(file):
             classes = classes or like
             if {*classes.names} == {*like.names}:
                 classes = classes.in_order(like.names)
-        found = self.load(file, classes, columns, skip)
-        if twice := repeated(
-            () if found.ids is None or self.groups == "id" else found.ids.tolist()
-        ):
-            told = (
+        predictions = self.read(file, classes, columns, skip)
+        decider = self.make_decider(
+            file,
+            classes,
+            predictions.classes,
+            predictions.named,
+            lambda decider: decider.estimate_prior(predictions),
+            predictions if predictions.scores.corrected else None,
+        )
+        return predictions, decider
+
+    def read(
+        self,
+        file: Path,
+        classes: "rfdlc.Classes | None",
+        columns: Sequence[str] = (),
+        skip: bool | None = None,
+    ) -> "rfdlc.Predictions":
+        """The predictions of a file; warns of ids that repeat, raises where the column
+        of `--groups` is absent.
+        """
+        predictions = self.load(file, classes, columns, skip)
+        ids = []
+        if predictions.ids is not None and self.groups != "id":
+            ids = predictions.ids.tolist()
+        twice = repeated(ids)
+        if twice:
+            warnings.warn(
                 f"{file}: {counted(len(twice), 'id')} {are(len(twice))} in several rows"
-                f" ({listing(twice, 3)})"
+                f" ({listing(twice, 3)}), and each row counts: remove repeated rows, if"
+                " they are the same sample; if ids name patients, use --groups id",
+                stacklevel=2,
             )
-            fix = (
-                "remove repeated rows, if they are the same sample; if ids name"
-                " patients, use --groups id"
-            )
-            warnings.warn(f"{told}, and each row counts: {fix}", stacklevel=2)
-        if {*columns} <= {*found.columns}:  # the others are those of labels
-            reading.check_groups(found, self.groups, str(file))
-        own, ready = (
-            (found.classes, found.named),
-            found if found.scores.corrected else None,
-        )
-        return found, self.make_decider(
-            file, classes, *own, lambda d: d.estimate_prior(found), ready
-        )
+        if {*columns} <= {*predictions.columns}:  # the others are those of labels
+            reading.check_groups(predictions, self.groups, str(file))
+        return predictions
 
     def load(
         self,
@@ -496,30 +555,29 @@ class Request(UtilityRequest):
         """The classes that the options name; raises for options that do not fit
         together.
         """
-        fits, files = (
-            self.calibrate or not (self.calibration or self.balanced),
-            len(self.calibrate or ()),
-        )
-        expect(
-            fits,
-            "--calibration and --balanced say how to fit: give held-out predictions,"
-            " too (--calibrate FILE)",
-        )
-        expect(
-            files < 2,
-            f"--calibrate is given {files} times: expected one file for the one input",
-        )
-        if self.calibrate and self.saved_decider is not None:
-            told = (
-                f"--decider {self.decider} is calibrated, and --calibrate"
-                f" {self.calibrate[0]} would replace that"
-            )
-            expect(
-                self.saved_decider.model.calibrator is None,
-                f"{told}: give one of the two",
-            )
+        self.check_calibration()
         check_sets(self.sets, self.coverage, self.set_size)
         return None if self.classes is None else reading.read_classes(self.classes)
+
+    def check_calibration(self) -> None:
+        """Raise for options of calibration that do not fit together."""
+        if not self.calibrate and (self.calibration or self.balanced):
+            raise InputError(
+                "--calibration and --balanced say how to fit: give held-out"
+                " predictions, too (--calibrate FILE)"
+            )
+        files = self.calibrate or []
+        if len(files) > 1:
+            raise InputError(
+                f"--calibrate is given {len(files)} times: expected one file for the"
+                " one input"
+            )
+        saved = self.saved_decider
+        if files and saved is not None and saved.model.calibrator is not None:
+            raise InputError(
+                f"--decider {self.decider} is calibrated, and --calibrate {files[0]}"
+                " would replace that: give one of the two"
+            )
 
     def make_decider(
         self,
@@ -538,63 +596,79 @@ class Request(UtilityRequest):
         """
         from rfdlc.probabilities.model import CORRECTED_TWICE
 
-        saved = (
-            reading.folder_decider(file) if self.decider is None else self.saved_decider
+        if ready is not None and self.target_prior is not None:
+            raise InputError(CORRECTED_TWICE)
+        decider = self.unfitted(file, own, named)
+        held = None
+        if self.calibrate:
+            held = self.load(self.calibrate[0], classes, skip=self.skip_unknown)
+            if held.targets is None:
+                raise InputError(
+                    f"--calibrate {self.calibrate[0]}: has no true classes: expected a"
+                    " column target"
+                )
+            reading.check_groups(held, self.groups, f"--calibrate {self.calibrate[0]}")
+            decider = decider.replace(budget=None).fit(held, balanced=self.balanced)
+        if self.target_prior == "estimate":
+            decider = decider.replace(target_prior=estimate(decider))
+        return self.fit_to(
+            decider, held, file if self.decider is None else self.decider, ready
         )
-        known = own if named or saved is None else saved.utility.classes
+
+    def unfitted(
+        self, file: Path, own: "rfdlc.Classes", named: bool
+    ) -> "rfdlc.Decider":
+        """A decider of the utility, priors and rule that the options name, for scores
+        of `own` classes: a new one, or the saved one with these.
+        """
+        saved = self.saved_decider
+        if self.decider is None:
+            saved = reading.folder_decider(file)
+        classes = own
+        if saved is not None and not named:
+            classes = saved.utility.classes
         built = self.costs is None and self.utility in (None, *reading.BUILDERS)
-        utility = self.read_utility(known if named or built else None, saved)
-        prior = (
-            None
-            if self.train_prior is None
-            else reading.read_prior(self.train_prior, "training prior")
-        )
-        own_prior = (
-            f"--train-prior: {file} knows the class prior of its scores: leave the"
-            " option out"
-        )
-        known_prior = (
-            saved is not None
-            and saved.model.train_prior is not None
-            and self.decider is None
-        )
-        expect(prior is None or not known_prior, own_prior)
-        wanted, estimated = self.target_prior, self.target_prior == "estimate"
-        target = (
-            None
-            if wanted is None or estimated
-            else reading.read_prior(wanted, "target prior")
-        )
-        expect(ready is None or wanted is None, CORRECTED_TWICE)
-        given: dict[str, Any] = {
+        utility = self.read_utility(classes if named or built else None, saved)
+        settings: dict[str, Any] = {
             "combine": self.combine,
             "calibration": self.calibration,
             "rule": self.rule,
         }
-        given = {
-            k: v
-            for k, v in (given | {"train_prior": prior, "target_prior": target}).items()
-            if v is not None
+        if self.train_prior is not None:
+            if self.decider is None:
+                check_prior_unknown(file, saved)
+            settings["train_prior"] = reading.read_prior(
+                self.train_prior, "training prior"
+            )
+        if self.target_prior is not None and self.target_prior != "estimate":
+            settings["target_prior"] = reading.read_prior(
+                self.target_prior, "target prior"
+            )
+        settings = {
+            name: value for name, value in settings.items() if value is not None
         }
         if saved is None:
-            decider = rfdlc.Decider(utility or rfdlc.Utility.one_hot(own), **given)
-        else:
-            given |= {"budget": None} if self.budget or self.calibrate else {}
-            decider = saved.replace(utility=utility, **given)
-        held = None
-        if self.calibrate:
-            held = self.load(self.calibrate[0], classes, skip=self.skip_unknown)
-            labelled = (
-                f"--calibrate {self.calibrate[0]}: has no true classes: expected a"
-                " column target"
-            )
-            expect(held.targets is not None, labelled)
-            reading.check_groups(held, self.groups, f"--calibrate {self.calibrate[0]}")
-            decider = decider.fit(held, balanced=self.balanced)
-        if estimated:
-            decider = decider.replace(target_prior=estimate(decider))
-        return self.fit_to(
-            decider, held, file if self.decider is None else self.decider, ready
+            return rfdlc.Decider(utility or rfdlc.Utility.one_hot(own), **settings)
+        if self.budget:
+            settings["budget"] = None
+        return saved.replace(utility=utility, **settings)
+
+    def fit_to(
+        self, decider: "rfdlc.Decider", held: Any, run: Path, ready: Any = None
+    ) -> "rfdlc.Decider":
+        """The decider with the sets and the handing over that the options ask for, by
+        held-out data or the run's.
+        """
+        asked = self.sets or self.budget or self.unfamiliar
+        if held is None and asked:
+            held = reading.held_out(run)
+        decider = with_sets(decider, self.sets, self.coverage, self.set_size, held)
+        return with_deferral(
+            decider,
+            self.budget,
+            self.unfamiliar,
+            held,
+            held if ready is None else ready,
         )
 
     def of_each(self, files: list[Path]) -> "list[Self]":
@@ -638,12 +712,22 @@ class Request(UtilityRequest):
 
 
 @dataclass(frozen=True)
-class LabelledRequest(Request):
+class DecideRequest(MakingOptions, Request):
+    """For `rfdlc decide`."""
+
+
+@dataclass(frozen=True)
+class LabelledRequest(MakingOptions, Request):
     """For commands that compare decisions with labels."""
 
-    labels: Annotated[Path | None, Option(help=LABELS)] = None
+    labels: Annotated[Path | None, Option(help=LABELS, rich_help_panel=FILES)] = None
     target: Annotated[
-        str | None, Option(metavar="COLUMN", help="The class column of --labels FILE.")
+        str | None,
+        Option(
+            metavar="COLUMN",
+            help="The class column of --labels FILE.",
+            rich_help_panel=FILES,
+        ),
     ] = None
 
     def checked_classes(self) -> "rfdlc.Classes | None":
@@ -657,90 +741,179 @@ class LabelledRequest(Request):
         expect(self.target is None or self.labels is not None, own)
         return super().checked_classes()
 
-    def prepare(
+    def read(
         self,
         file: Path,
-        like: "rfdlc.Classes | None" = None,
+        classes: "rfdlc.Classes | None",
         columns: Sequence[str] = (),
         skip: bool | None = None,
-    ) -> "Prepared":
+    ) -> "rfdlc.Predictions":
         """With labels and `columns` of a file, matched by id: as it is, or by the file
         name where it is a path.
         """
-        columns = (*columns, *filter(None, [self.groups] if is_table(file) else []))
-        names = open_table(file).names if columns and is_table(file) else ()
-        group, source = (
-            reading.group_column(file) if columns and self.labels is None else ("", "")
-        )
-        known = [*names, *([group] if group else [])]
-        wanted, has = (
-            [name for name in columns if name not in known],
-            listing(known, 20) or "scores alone",
-        )
-        expect(
-            self.labels or not wanted,
-            f"{file}: no column {listing(wanted)}, it has {has}; see also --labels"
-            " FILE",
-        )
-        predictions, decider = super().prepare(
-            file, like, columns, self.skip_unknown if self.labels is None else skip
-        )
-        if group in columns:
-            predictions.columns |= {
-                group: reading.groups_of(
-                    predictions, f"{file}: --by {group}", source or "FILE"
-                )
-            }
+        names: Sequence[str] = ()
+        if is_table(file):
+            columns = (*columns, *filter(None, [self.groups]))
+            names = open_table(file).names if columns else ()
+        group, source = "", ""
+        if columns and self.labels is None:
+            group, source = reading.group_column(file)
+        known = [*names, *filter(None, [group])]
+        wanted = [name for name in columns if name not in known]
+        if wanted and self.labels is None:
+            raise InputError(
+                f"{file}: no column {listing(wanted)}, it has"
+                f" {listing(known, 20) or 'scores alone'}; see also --labels FILE"
+            )
         if self.labels is None:
-            return predictions, decider
+            skip = self.skip_unknown
+        predictions = super().read(file, classes, columns, skip)
+        if group in columns:
+            predictions.columns[group] = reading.groups_of(
+                predictions, f"{file}: --by {group}", source or "FILE"
+            )
+        if self.labels is None:
+            return predictions
+        predictions = self._with_labels(self.labels, predictions, file, wanted)
+        return reading.with_groups(predictions, self.groups)
+
+    def _with_labels(
+        self,
+        labels: Path,
+        predictions: "rfdlc.Predictions",
+        file: Path,
+        wanted: Sequence[str],
+    ) -> "rfdlc.Predictions":
+        """The predictions with the labels, and the `wanted` columns, of the rows of
+        their ids.
+        """
         from rfdlc.data.load import IDS, id_column
         from rfdlc.data.readers.image_table import PATHS
-        from rfdlc.data.readers.table import TARGETS
+        from rfdlc.data.rows import TARGETS
 
-        named = reading.table_columns(self.labels)
-        cells = {
-            name.lower(): own for name, own in named.items()
-        } | named  # some may differ in case alone
-        key, target = (
-            next((name for name in names if name in cells), "")
-            for names in ((*IDS, *PATHS), TARGETS)
-        )
-        for name in (*wanted, *([] if self.target is None else [self.target])):
-            choose(f"{self.labels}: column", name, named)
-        target, known = (
-            self.target or target,
-            [] if predictions.ids is None else predictions.ids.tolist(),
-        )
-        expect(
-            known, f"{file}: has no ids, by which labels are matched: add a column id"
-        )
-        key = key or id_column(self.labels, named, {*known})
-        told = (
-            f"expected columns id (or path) and target; it has {listing(named)}: rename"
-            " those that are meant, "
-        )
-        told += "or name the class column by --target"
-        expect(
-            key in cells and (target or (wanted and predictions.targets is not None)),
-            f"{self.labels}: {told}",
-        )
-        told, skip = (
-            f"{self.labels}: expected one row for each id of {file}",
+        named = reading.table_columns(labels)
+        cells = {name.lower(): column for name, column in named.items()}
+        cells |= named  # some may differ in case alone
+        for name in (*wanted, *filter(None, [self.target])):
+            choose(f"{labels}: column", name, named)
+        target = self.target or _first_of(TARGETS, cells)
+        if predictions.ids is None or not len(predictions.ids):
+            raise InputError(
+                f"{file}: has no ids, by which labels are matched: add a column id"
+            )
+        ids = predictions.ids.tolist()
+        key = _first_of((*IDS, *PATHS), cells) or id_column(labels, named, {*ids})
+        has_labels = target or (wanted and predictions.targets is not None)
+        if key not in cells or not has_labels:
+            raise InputError(
+                f"{labels}: expected columns id (or path) and target; it has"
+                f" {listing(named)}: rename those that are meant, or name the class"
+                " column by --target"
+            )
+        rows = reading.rows_of(
+            ids,
+            cells[key],
+            f"{labels}: expected one row for each id of {file}",
             self.skip_unknown and bool(target),
         )
-        rows = reading.rows_of(known, cells[key], told, skip)
-        matched = [*wanted, target] if target else wanted
-        found = {
-            name: ["" if row is None else cells[name][row] for row in rows]
-            for name in matched
-        }
-        predictions.columns |= {name: found[name] for name in wanted}
-        if target:
-            where = f"{self.labels}: {target}"
-            predictions = reading.with_labels(
-                predictions, found[target], where, self.skip_unknown
+        for name in wanted:
+            predictions.columns[name] = _at(cells[name], rows)
+        if not target:
+            return predictions
+        return reading.with_labels(
+            predictions,
+            _at(cells[target], rows),
+            f"{labels}: {target}",
+            self.skip_unknown,
+        )
+
+
+@dataclass(frozen=True)
+class FitRequest(LabelledRequest):
+    """Every option that makes a decider, for `rfdlc fit`."""
+
+    # The held-out predictions are the argument of the command.
+    calibrate: list[Path] | None = field(default=None, init=False)
+    decider: Annotated[
+        Path | None, Option(help=BASE, rich_help_panel=PROBABILITIES)
+    ] = None
+    unlabelled: Annotated[
+        Path | None,
+        Option(metavar="FILE", help=UNLABELLED, rich_help_panel=PROBABILITIES),
+    ] = None
+
+    def check_calibration(self) -> None:
+        """There is always something to calibrate on."""
+
+    def fit(self, source: Path) -> "Prepared":
+        """The held-out predictions of a file or a run folder, and the decider that is
+        fitted to them.
+
+        A run or a saved decider that is calibrated stays as it is, unless options say
+        how to calibrate.
+        """
+        classes = self.checked_classes()
+        self._check_unlabelled()
+        held_out = self.read(reading.held_out_file(source), classes)
+        decider = self.unfitted(source, held_out.classes, held_out.named)
+        if self._calibrates(decider, held_out, source):
+            decider = decider.replace(budget=None).fit(held_out, balanced=self.balanced)
+        if self.unlabelled is not None:
+            samples = self.load(self.unlabelled, classes)
+            decider = decider.replace(target_prior=decider.estimate_prior(samples))
+        return held_out, self.fit_to(decider, held_out, source)
+
+    def _calibrates(
+        self, decider: "rfdlc.Decider", held_out: "rfdlc.Predictions", source: Path
+    ) -> bool:
+        """Whether the decider is to be calibrated; raises if there are no labels."""
+        has_labels = held_out.targets is not None
+        if self.calibration == "none" and not has_labels:
+            return False
+        if not (self.calibration or self.balanced):
+            is_run = reading.folder_decider(source) is not None
+            if decider.model.calibrator is not None:
+                return False
+            if is_run and self.decider is None:
+                return False
+        if not has_labels:
+            raise InputError(
+                f"{source}: has no true classes: expected a column target, or --labels"
+                " FILE; without calibration (--calibration none) none are needed"
             )
-        return reading.with_groups(predictions, self.groups), decider
+        return True
+
+    def _check_unlabelled(self) -> None:
+        if self.unlabelled is None and self.target_prior == "estimate":
+            raise InputError(
+                "--target-prior estimate is for samples without labels: give them by"
+                " --unlabelled FILE, or estimate when you decide (`rfdlc decide FILE"
+                " --decider decider.json --target-prior estimate`)"
+            )
+        if self.unlabelled is not None and self.target_prior != "estimate":
+            raise InputError(
+                f"--unlabelled {self.unlabelled} is for an estimated class prior: give"
+                " --target-prior estimate as well"
+            )
+
+
+def check_prior_unknown(file: Path, saved: "rfdlc.Decider | None") -> None:
+    """Raise if the decider of a run knows the class prior of its scores."""
+    if saved is not None and saved.model.train_prior is not None:
+        raise InputError(
+            f"--train-prior: {file} knows the class prior of its scores: leave the"
+            " option out"
+        )
+
+
+def _first_of(names: Iterable[str], cells: Mapping[str, Any]) -> str:
+    """The first name that is that of a column; none: empty."""
+    return next((name for name in names if name in cells), "")
+
+
+def _at(cells: Sequence[str], rows: Sequence[int | None]) -> list[str]:
+    """The cells of the rows; empty where there is no row."""
+    return ["" if row is None else cells[row] for row in rows]
 
 
 def data_options(pairs: Iterable[str]) -> dict[str, str]:

@@ -52,10 +52,16 @@ def _print_settings(value: bool) -> None:
     if not value:
         return
     with ready():
-        described = rfdlc.TrainConfig.describe().items()
-    for name, (default, text) in described:
-        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-        typer.echo(f"{name}={shown}".ljust(34) + text)
+        from rfdlc.training.settings import GROUPS
+
+        described = rfdlc.TrainConfig.describe()
+    for group, settings in GROUPS.items():
+        typer.echo(f"\n{group}: {settings.__doc__}")
+        for name in settings.model_fields:
+            default, text = described[name]
+            if isinstance(default, tuple):
+                default = ",".join(map(str, default))
+            typer.echo(f"{name}={default}".ljust(34) + text)
     raise typer.Exit
 
 

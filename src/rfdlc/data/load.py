@@ -1,17 +1,11 @@
-"""`load`: a name, a path, arrays or a data frame in; a Dataset out. Data formats are
-registered here.
-"""
+"""`load`: a name, a path, arrays or a data frame in; a Dataset out."""
 
-import inspect
-import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from itertools import islice
+from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,60 +33,26 @@ from rfdlc.data.dataset import (
     joined_labels,
     spelt_alike,
 )
-from rfdlc.data.frames import is_frame
-from rfdlc.data.readers import (
-    arrays,
-    embedded,
-    image_files,
-    image_lists,
-    image_table,
-    items,
-    longtailed,
-    shards,
-    table,
-)
+from rfdlc.data.reader import DataReader, Finder, Place
+from rfdlc.data.registry import READERS, find_reader, words
 from rfdlc.errors import InputError, counted, expect, listing, suggestion
-from rfdlc.formats.tables import SUFFIXES as OF_TABLES
-from rfdlc.formats.tables import is_table, open_table, read_columns, split_name
-from rfdlc.imports import FIRST
+from rfdlc.formats.tables import read_columns, split_name
 
-Reader = Callable[..., Dataset]
-Finder = Callable[[Path], Path]
+# Options of every format: their types and defaults.
 COMMON: dict[str, Any] = {
     "groups": (str | Path | None, None),
     "seed": (NonNegativeInt, 0),
-}  # options of every format
-COMMON["copies"] = (Literal["auto", "exact", "near"], "auto")
-COMMON["test_fraction"] = (Annotated[float, Field(ge=0, lt=1)], 0.2)
-LISTS = (
-    image_lists.read_list,
-    image_table.read,
-)  # whose images lie in the root, where one is given
-TABLES = (table.read, image_table.read)
+    "copies": (Literal["auto", "exact", "near"], "auto"),
+    "test_fraction": (Annotated[float, Field(ge=0, lt=1)], 0.2),
+}
 IDS = ("id", "path", "file", "image", "name")
 GROUPS_FORMAT = (
     "a CSV with the columns split,index,GROUP (index from 0 in each split) or id,GROUP"
 )
 
 
-class Source(NamedTuple):
-    read: Reader
-    names: Mapping[str, Finder]
-    suffixes: tuple[str, ...]
-    recognises: Callable[[Path], bool]
-
-    def matches(self, path: Path) -> bool:
-        suffix = not self.suffixes or (
-            path.is_file() and path.suffix.lower() in self.suffixes
-        )
-        return suffix and self.recognises(path)
-
-
-SOURCES: list[Source] = []  # those registered last come first
-
-
 def register_source(
-    read: Reader,
+    read: Callable[..., Dataset],
     *,
     names: Mapping[str, Finder] | None = None,
     suffixes: Sequence[str] = (),
@@ -114,48 +74,15 @@ def register_source(
         Which files are in this format, such as `.jsonl`; `recognises(path) -> bool`
         also for folders.
     """
-    SOURCES.insert(
-        0,
-        Source(
-            read,
-            dict(names or {}),
-            tuple(suffixes),
-            recognises or (lambda path: bool(suffixes)),
-        ),
-    )
 
+    @wraps(read)
+    def read_place(place: Place, **options: Any) -> Dataset:
+        return read(place.path, **options)
 
-def _named(find: Callable[..., Path], names: Iterable[str]) -> dict[str, Finder]:
-    return {name: partial(find, name=name) for name in names}
-
-
-register_source(image_files.read_folder, recognises=Path.is_dir)
-register_source(
-    arrays.read, recognises=lambda path: path.is_dir() and any(path.glob("*.npy"))
-)
-register_source(table.read, recognises=is_table)
-register_source(
-    image_table.read, recognises=lambda path: image_table.image_column(path) is not None
-)
-register_source(shards.read, recognises=shards.holds_shards)
-register_source(
-    embedded.read, recognises=lambda path: embedded.metadata(path) is not None
-)
-register_source(
-    image_lists.read_list,
-    recognises=lambda path: path.is_dir() and bool(image_lists.find_lists(path)),
-)
-named = _named(longtailed.find_cifar, longtailed.LAYOUTS)
-register_source(longtailed.read_cifar, names=named, recognises=longtailed.is_cifar)
-register_source(arrays.read, suffixes=[".npz"])
-register_source(arrays.read_npy, suffixes=[".npy"])
-named = _named(image_lists.find_named_list, image_lists.NAMES)
-register_source(image_lists.read_list, names=named, suffixes=[".txt"])
-named = _named(arrays.find_medmnist, arrays.MEDMNIST)
-register_source(
-    arrays.read_medmnist, names=named, suffixes=[".npz"], recognises=arrays.is_medmnist
-)
-register_source(longtailed.read_digits, names={"digits-lt": Path})
+    reader = DataReader(read_place, names=dict(names or {}), suffixes=tuple(suffixes))
+    if recognises is not None:
+        reader = replace(reader, recognises=lambda place: recognises(place.path))
+    READERS.insert(0, reader)
 
 
 def load(
@@ -201,24 +128,16 @@ def load(
     ([129, 12], (1, 8, 8))
     """
     reader, place = find_reader(source, root, options.get("drop"))
-    given = {
+    common = {
         "groups": groups,
         "test_fraction": test_fraction,
         "seed": seed,
         "copies": copies,
     }
-    checked = _validated(reader, given | options, source)
-    of_images = [expanded(root)] if root is not None and reader in LISTS else []
-    data = reader(
-        place,
-        *of_images,
-        **{
-            name: value for name, value in checked.items() if name in options_of(reader)
-        },
-    )
-    if checked["groups"] is not None and "groups" not in options_of(
-        reader
-    ):  # of a table, groups are a column
+    checked = _validated(reader, common | options, source)
+    of_format = {name: checked[name] for name in reader.options if name in checked}
+    data = reader.read(place, **of_format)
+    if checked["groups"] is not None and "groups" not in reader.options:
         data = _with_groups(data, Path(checked["groups"]).expanduser())
     doubtful_names = [
         *spelt_alike(data.classes.names),
@@ -239,10 +158,9 @@ def load(
                 *filter(None, [data.train.joined]),
             ),
         )
-    # Rows of a table are split before they are encoded; a table of images needs the
-    # fraction for `time` alone.
-    done = "test_fraction" in options_of(reader) and reader is not image_table.read
-    if done or list(data.splits) != ["train"] or not checked["test_fraction"]:
+    if reader.holds_out or list(data.splits) != ["train"]:
+        return data
+    if not checked["test_fraction"]:
         return data
     moved = data.hold_out(checked["test_fraction"], checked["seed"])
     notes = (
@@ -266,37 +184,8 @@ def check_source(
     """
     reader, place = find_reader(source, root, options.get("drop"))
     checked = _validated(reader, options, source)
-    if reader in TABLES:
-        names = dict.fromkeys(open_table(place, of_samples=True).names)
-        roles = [checked.get(role) for role in ("target", "groups", "split", "time")]
-        table.check_roles(
-            str(place),
-            names,
-            *roles,
-            *table.single_columns(names, checked.get("drop", ())),
-        )
-
-
-def expanded(root: str | Path | None) -> Path | None:
-    return None if root is None else Path(root).expanduser()
-
-
-def locate(source: str | Path, root: str | Path | None) -> Path:
-    """Where a path leads, inside the root. A list of images may lie elsewhere: then the
-    root is that of its images.
-    """
-    inside, path = expanded(root) or Path(), Path(source).expanduser()
-    if (inside / path).exists() or not path.exists():
-        return inside / path
-    listed = (
-        path.suffix.lower() == ".txt"
-        or image_table.image_column(path, inside) is not None
-    )
-    return (
-        path
-        if (image_lists.find_lists(path) if path.is_dir() else listed)
-        else inside / path
-    )
+    if reader.check is not None:
+        reader.check(place, checked)
 
 
 def _shared(data: Dataset) -> list[str]:
@@ -394,116 +283,52 @@ def _compared(data: Dataset, copies: str) -> Dataset:
     return replace(data, alike=tuple(named(across)), notes=(*data.notes, *notes))
 
 
-def find_reader(
-    source: Any, root: str | Path | None, drop: Any = None
-) -> tuple[Reader, Any]:
-    """Who reads a source, and what it is given. A table of images without its column of
-    paths is any other table.
-    """
-    if not isinstance(source, str | Path):
-        if items.holds_items(source):
-            return (items.read_rows if items.is_table(source) else items.read), source
-        return (table.read if is_frame(source) else arrays.from_memory), source
-    inside = expanded(root) or Path()
-    path, names = locate(source, root), sorted(known_names())
-    for each in SOURCES:
-        if str(source).lower() in each.names:
-            return each.read, each.names[str(source).lower()](inside)
-    if not path.exists():
-        near = names[:]
-        with suppress(OSError):  # a folder that is not there, or is closed
-            near += [each.name for each in islice(path.parent.iterdir(), 1000)]
-        if path.suffix or re.search(r"[\\/]", str(source)):  # it was meant to be a path
-            raise InputError(
-                f"{path}: no such file or folder: correct the"
-                f" path{suggestion(path.name, near)}"
-            )
-        known = (
-            f"known are {listing(names, 40)}{suggestion(str(source), near)}; {FIRST}"
-        )
-        raise InputError(
-            f"{str(source)!r} is neither a known data set nor an existing path"
-            f" ({path}): {known}"
-        )
-    for each in SOURCES:
-        if each.matches(path):
-            if each.read not in TABLES or (root is None and not drop):
-                return each.read, path
-            column = image_table.image_column(
-                path, expanded(root), _words(drop) if isinstance(drop, Sequence) else ()
-            )
-            return (table.read if column is None else image_table.read), path
-    suffixes = dict.fromkeys(
-        (*OF_TABLES, *(suffix for each in SOURCES for suffix in each.suffixes))
-    )
-    raise InputError(
-        f"{path}: files of this kind are not read: expected {listing(suffixes, 20)}, or"
-        f" a folder; {FIRST}"
-    )
-
-
-def known_names() -> set[str]:
-    return {name for known in SOURCES for name in known.names}
-
-
-def options_of(reader: Reader) -> list[str]:
-    return [
-        p.name
-        for p in inspect.signature(reader).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
-    ]
-
-
 def all_options() -> set[str]:
-    return {
-        *COMMON,
-        *(option for known in SOURCES for option in options_of(known.read)),
-    }
-
-
-def _words(given: Any) -> Any:
-    """Text is converted to a list: `visit, ward`."""
-    return re.split(r"\s*,\s*", given.strip()) if isinstance(given, str) else given
+    """The options that some format has."""
+    options = set(COMMON)
+    for reader in READERS:
+        options.update(reader.options)
+    return options
 
 
 @cache
-def _model(reader: Reader) -> type[BaseModel]:
-    hints = get_type_hints(reader, include_extras=True)
-    hints |= {
-        name: Annotated[kind, BeforeValidator(_words)]
-        for name, kind in hints.items()
-        if kind == Sequence[str]
-    }
-    fields: dict[str, Any] = {
-        name: (hints.get(name, Any), None) for name in options_of(reader)
-    } | COMMON
+def _model(read: Callable[..., Dataset], options: tuple[str, ...]) -> type[BaseModel]:
+    """The options of a format and of all formats, with the types of their values."""
+    hints = get_type_hints(read, include_extras=True)
+    fields = dict[str, Any]()
+    for name in options:
+        kind = hints.get(name, Any)
+        if kind == Sequence[str]:
+            kind = Annotated[kind, BeforeValidator(words)]
+        fields[name] = (kind, None)
     config = ConfigDict(
         extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True
     )
-    return create_model("Options", __config__=config, **fields)
+    return create_model("Options", __config__=config, **(fields | COMMON))
 
 
 def _validated(
-    reader: Reader, options: Mapping[str, Any], source: Any
+    reader: DataReader, options: Mapping[str, Any], source: Any
 ) -> dict[str, Any]:
+    model = _model(reader.read, tuple(reader.options))
     try:
-        found = _model(reader).model_validate(options)
+        values = model.model_validate(options)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        message = (
-            f"option {name}={first['input']!r} is not valid:"
-            f" {first['msg'][0].lower()}{first['msg'][1:]}"
-        )
         if first["type"] == "extra_forbidden":
-            known = ["root", *_model(reader).model_fields]
+            allowed = ["root", *model.model_fields]
             what = source if isinstance(source, str | Path) else "data in memory"
-            message = (
+            raise InputError(
                 f"{what} has no option {name!r}: expected one of"
-                f" {listing(known, 40)}{suggestion(name, known)}"
-            )
-        raise InputError(message) from None
-    return {name: getattr(found, name) for name in found.model_fields_set}
+                f" {listing(allowed, 40)}{suggestion(name, allowed)}"
+            ) from None
+        problem = first["msg"]
+        raise InputError(
+            f"option {name}={first['input']!r} is not valid:"
+            f" {problem[0].lower()}{problem[1:]}"
+        ) from None
+    return {name: getattr(values, name) for name in values.model_fields_set}
 
 
 class GroupFile:

@@ -7,28 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rfdlc.data.dataset import SKIPPING
-from rfdlc.data.load import GroupFile, expanded, find_reader, load, locate
-from rfdlc.data.readers import arrays, image_files, image_lists, image_table, shards
-from rfdlc.data.readers.table import rows_of_splits, split_column
-from rfdlc.data.samples import (
-    InputSpec,
-    Samples,
-    image_paths,
-    in_memory,
-    of_files,
-    open_samples,
-    splits_in,
-    target_column,
-)
-from rfdlc.errors import expect, listing, suggestion
-from rfdlc.formats.cells import text_column
-from rfdlc.formats.tables import open_table, read_columns
-from rfdlc.probabilities.classes import Classes, as_array
+from rfdlc.data.load import GroupFile, load
+from rfdlc.data.opening import image_paths, open_samples
+from rfdlc.data.reader import DataReader, Listing, Place, Request
+from rfdlc.data.registry import find_reader, locate
+from rfdlc.data.samples import InputSpec, Samples, in_memory
+from rfdlc.errors import InputError, listing
+from rfdlc.probabilities.classes import Classes
 
-NO_IMAGES = "{}: holds features, not images: there is nothing to embed"
+Splits = dict[str, Samples]
 
 
 def open_splits(
@@ -40,209 +29,130 @@ def open_splits(
     groups: str | Path | None = None,
     skip_broken: bool = False,
     allow_links: bool = False,
-) -> tuple[dict[str, Samples], tuple[str, ...]]:
+) -> tuple[Splits, tuple[str, ...]]:
     """All splits of a source of images ("" where it has none), and the names of its
     classes, as they are found.
     """
-    options = {"skip_broken": skip_broken, "allow_links": allow_links}
-    found, names = _splits_of(source, spec, root, target, **options)
-    place = locate(source, root)
-    table = image_table.image_column(place, expanded(root)) is not None
-    group_of = (
-        _column_groups(place, found, groups, target)
-        if table
-        else _file_groups(found, groups)
-    )
-    found = {
-        split: replace(own, groups=group_of.get(split, own.groups))
-        for split, own in found.items()
-    }
-    labelled = any((own.labels >= 0).any() for own in found.values())
-    lacking = {split: _lacking(own, labelled) for split, own in found.items()}
-    each = [reason for own in lacking.values() for reason in own.values()]
-    told = (
-        f"{place}: {len(each):,} of {sum(map(len, found.values())):,} images lack"
-        f" something: {listing(each, 3)}"
-    )
-    fix = f"fill it in, or leave these images out with {SKIPPING}"
-    if each and not skip_broken:
-        # A folder need not be divided into classes: what lies beside class folders may
-        # be meant to stay unlabelled.
-        expect(
-            not table and find_reader(source, root)[0] is image_files.read_folder,
-            f"{told}: {fix}",
+    column = None if groups is None else str(groups)
+    spec = replace(spec, target=target, groups=column)
+    request = Request(spec, None, skip_broken, allow_links)
+    partly_labelled = False
+    if image_paths(source, root):
+        _check_target(source, target, None)
+        contents = Listing([""], [])
+        splits = _open_each(source, root, request, contents)
+    else:
+        reader, place = find_reader(source, root)
+        _check_target(source, target, reader)
+        contents, splits = _read(source, root, reader, place, request)
+        partly_labelled = reader.unlabelled
+    group_of = contents.groups or _groups_of_file(splits, groups)
+    for split, samples in splits.items():
+        if split in group_of:
+            splits[split] = replace(samples, groups=group_of[split])
+    incomplete = _incomplete(splits)
+    reasons = [reason for rows in incomplete.values() for reason in rows.values()]
+    if reasons and not skip_broken:
+        count = sum(map(len, splits.values()))
+        lacking = (
+            f"{locate(source, root)}: {len(reasons):,} of {count:,} images lack"
+            f" something: {listing(reasons, 3)}"
         )
-        warnings.warn(f"{told}; no labels are written: {fix}", stacklevel=3)
-        return found, names
+        fix = f"fill it in, or leave these images out with {SKIPPING}"
+        if not partly_labelled:
+            raise InputError(f"{lacking}: {fix}")
+        warnings.warn(f"{lacking}; no labels are written: {fix}", stacklevel=3)
+        return splits, tuple(contents.classes)
+    for split, samples in splits.items():
+        splits[split] = replace(samples, left_out=incomplete[split])
+    return splits, tuple(contents.classes)
+
+
+def _check_target(
+    source: str | Path, target: str | None, reader: DataReader | None
+) -> None:
+    """Raise where a column of labels is named for images without columns."""
+    named = reader is not None and reader.list_splits and "target" in reader.options
+    if target is not None and not named:
+        raise InputError(
+            f"target {target!r} is a column of a table of images, but {source} is not"
+            " one"
+        )
+
+
+def _read(
+    source: str | Path,
+    root: str | Path | None,
+    reader: DataReader,
+    place: Place,
+    request: Request,
+) -> tuple[Listing, Splits]:
+    """What the splits hold, and their samples: in memory, where the format has no other
+    way.
+    """
+    if reader.holds_features is not None and reader.holds_features(place):
+        raise InputError(_no_images(source))
+    if reader.list_splits is not None:
+        contents = reader.list_splits(place, request)
+        return contents, _open_each(source, root, request, contents)
+    data = load(source, root=root, test_fraction=0)
+    if data.kind != "images":
+        raise InputError(_no_images(source))
+    splits = {name: in_memory(split) for name, split in data.splits.items()}
+    return Listing([*splits], data.classes.names), splits
+
+
+def _no_images(source: str | Path) -> str:
+    return f"{source}: holds features, not images: there is nothing to embed"
+
+
+def _open_each(
+    source: str | Path, root: str | Path | None, request: Request, contents: Listing
+) -> Splits:
+    spec = request.spec
+    if contents.classes:
+        spec = replace(spec, classes=Classes(tuple(contents.classes)))
     return {
-        split: replace(own, left_out=lacking[split]) for split, own in found.items()
-    }, names
+        split: open_samples(
+            source,
+            spec,
+            root=root,
+            split=split or None,
+            skip_broken=request.skip_broken,
+            allow_links=request.allow_links,
+        )
+        for split in contents.splits
+    }
+
+
+def _groups_of_file(splits: Splits, groups: str | Path | None) -> dict[str, Any]:
+    """Those of a file, as in training; none for a test split that needs none."""
+    if groups is None:
+        return {}
+    file = GroupFile(Path(groups).expanduser())
+    group_of = {}
+    for split, samples in splits.items():
+        found = file.find(split or "train", len(samples), samples.ids)
+        if found is not None:
+            group_of[split] = found
+    return group_of
+
+
+def _incomplete(splits: Splits) -> Mapping[str, dict[int, str]]:
+    """The rows of every split that lack a label where others have one, or a group, and
+    what they lack.
+    """
+    labelled = any((samples.labels >= 0).any() for samples in splits.values())
+    return {split: _lacking(samples, labelled) for split, samples in splits.items()}
 
 
 def _lacking(samples: Samples, labelled: bool) -> dict[int, str]:
-    """What rows lack: a label where others have one, or a group."""
     absent = {"label": (samples.labels < 0) & labelled}
-    absent |= (
-        {}
-        if samples.groups is None
-        else {"group": np.array([group is None for group in samples.groups])}
-    )
-    rows = np.flatnonzero(np.any([*absent.values()], axis=0)).tolist()
-    names = {
-        row: f"sample {row}" if samples.ids is None else samples.ids[row]
-        for row in rows
-    }
-    return {
-        row: (
-            f"{names[row]} has no"
-            f" {' and no '.join(what for what in absent if absent[what][row])}"
-        )
-        for row in rows
-    }
-
-
-def _column_groups(
-    path: Path,
-    splits: Mapping[str, Samples],
-    given: str | Path | None,
-    target: str | None,
-) -> dict[str, NDArray[Any]]:
-    """Of a table: the column that is named, or one that is called group and has no
-    empty cell, as in training.
-    """
-    table = read_columns(path)
-    column = image_table.group_column(table, target) if given is None else str(given)
-    if column is None:
-        return {}
-    fix = f"expected one of {listing(table)}{suggestion(column, table)}"
-    expect(
-        column in table and column != target,
-        f"{path}: column {column!r} cannot be the groups: {fix}",
-    )
-    cells, of = text_column(table[column]), split_column(table)
-    rows = (
-        {"": np.arange(len(cells))}
-        if of is None
-        else rows_of_splits(str(path), of, table[of])
-    )
-    return {split: cells[rows[split]] for split in splits}
-
-
-def _file_groups(
-    splits: Mapping[str, Samples], given: str | Path | None
-) -> dict[str, Any]:
-    """Of other sources: a file as in training."""
-    file = None if given is None else GroupFile(Path(given).expanduser())
-    found = (
-        {
-            split: file.find(split or "train", len(own), own.ids)
-            for split, own in splits.items()
-        }
-        if file
-        else {}
-    )
-    return {split: own for split, own in found.items() if own is not None}
-
-
-def _splits_of(
-    source: str | Path,
-    spec: InputSpec,
-    root: str | Path | None,
-    target: str | None,
-    **options: Any,
-) -> tuple[dict[str, Samples], tuple[str, ...]]:
-    place, folder = locate(source, root), expanded(root)
-    splits, names = [""], list[str]()
-    table = image_table.image_column(place, folder) is not None
-    named = table or target is None or shards.holds_shards(place)
-    expect(
-        named,
-        f"target {target!r} is a column of a table of images, but {source} is not one",
-    )
-    if table:
-        target = target or target_column(place, spec, [])
-        splits, names = _of_table(place, target)
-    elif not image_paths(source, root):
-        reader, found_at = find_reader(source, root)
-        if reader is image_files.read_folder:
-            splits, names = image_files.folder_splits(
-                found_at, options.get("allow_links", False)
-            )
-        elif reader is image_lists.read_list:
-            files, names = image_lists.list_splits(found_at, folder)
-            known = replace(spec, classes=Classes(tuple(names)))
-            skip, links = (
-                options.get("skip_broken", False),
-                options.get("allow_links", False),
-            )
-            lists = {
-                split: image_lists.find_listed_images(file, names, links, folder)
-                for split, file in files.items()
-            }
-            return {
-                split: of_files(*found, known, skip) for split, found in lists.items()
-            }, tuple(names)
-        elif reader is shards.read:
-            splits, names = shards.list_splits(found_at, target)
-        elif reader in (arrays.read, arrays.read_npy):
-            splits, names = _of_arrays(source, place.name, found_at)
-        else:
-            data = load(source, root=root, test_fraction=0)
-            expect(data.kind == "images", NO_IMAGES.format(source))
-            return {
-                split: in_memory(own) for split, own in data.splits.items()
-            }, data.classes.names
-    known = replace(
-        spec, classes=Classes(tuple(names)) if names else spec.classes, target=target
-    )
-    opened = {
-        split: open_samples(source, known, root=root, split=split or None, **options)
-        for split in splits
-    }
-    return opened, tuple(names)
-
-
-def _of_table(place: Path, target: str | None) -> tuple[list[str], list[str]]:
-    """The splits of a table of images, and the names of its classes."""
-    file = open_table(place, of_samples=True)
-    known = (
-        f"expected one of {listing(file.names)}{suggestion(str(target), file.names)}"
-    )
-    expect(
-        target is None or target in file.names,
-        f"{place}: column {target!r} does not exist: {known}",
-    )
-    texts = (
-        [text_column(batch.column(target)) for batch in file.batches()]
-        if target
-        else []
-    )
-    column = split_column(file.names)
-    splits = [""] if column is None else splits_in(file, column)
-    return splits, sorted(
-        {str(text) for cells in texts for text in cells if text is not None}
-    )
-
-
-def _of_arrays(
-    source: str | Path, name: str, place: Path
-) -> tuple[list[str], list[str]]:
-    """The splits of arrays of images, and the names of their classes."""
-    found = arrays.by_split(name, arrays.open_arrays(place, streamed=True))
-    given = found.get("", {}).pop("names", None)
-    roles = {split: own for split, own in found.items() if own}
-    expect(
-        all(len(own["x"].shape) > 2 for own in roles.values() if "x" in own),
-        NO_IMAGES.format(source),
-    )
-    labelled = any("y" in own for own in roles.values())
-    names = (
-        arrays.class_names(
-            name, {split or "train": own for split, own in roles.items()}
-        )
-        if labelled
-        else []
-    )
-    return list(roles), (
-        names if given is None else [str(each) for each in as_array(given)]
-    )
+    if samples.groups is not None:
+        absent["group"] = np.array([group is None for group in samples.groups])
+    reasons = dict[int, str]()
+    for row in np.flatnonzero(np.any([*absent.values()], axis=0)).tolist():
+        name = f"sample {row}" if samples.ids is None else samples.ids[row]
+        parts = [part for part in absent if absent[part][row]]
+        reasons[row] = f"{name} has no {' and no '.join(parts)}"
+    return reasons

@@ -438,7 +438,7 @@ class Decider:
                 told = with_imports(error, file.parent)
                 reason = f"cannot be read as a decider ({told})"
             raise InputError(
-                f"{path}: {reason}: expected a JSON file of `--save-decider`,"
+                f"{path}: {reason}: expected a JSON file of `rfdlc fit`,"
                 " `Decider.save` or a run folder"
             ) from None
 

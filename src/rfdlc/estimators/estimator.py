@@ -44,18 +44,19 @@ try:
     import torch
 
     from rfdlc.data.loader import ResidentLoader
-    from rfdlc.training.config import TABULAR, TrainConfig
-    from rfdlc.training.loop import build_stages, epochs
-    from rfdlc.training.losses.terms import WEIGHT_FORMS
-    from rfdlc.training.methods import METHODS, resolve
-    from rfdlc.training.model import (
+    from rfdlc.training.building import (
         choose_device,
         method_net,
         mixture_net,
         new_decider,
         sensible_threads,
     )
+    from rfdlc.training.config import TrainConfig
+    from rfdlc.training.loop import build_stages, epochs
+    from rfdlc.training.losses.terms import WEIGHT_FORMS
+    from rfdlc.training.methods import METHODS, resolve
     from rfdlc.training.networks.particles import ParticleNet, place
+    from rfdlc.training.settings import TABULAR
     from rfdlc.training.tabular import fit_table, unused_settings
 except ModuleNotFoundError as error:
     needed = f'RFDLCClassifier needs {error.name}: pip install "rfdlc[train]"'
@@ -599,13 +600,13 @@ def _held_out_loss(decider: Decider, held: Split, logits: Floats) -> float:
 def _network(
     config: TrainConfig, shape: tuple[int, ...], classes: int, weights: Arrays
 ) -> Any:
-    given = METHODS[METHOD], config, shape, as_classes(classes)
+    method, names = METHODS[METHOD], as_classes(classes)
     tensors = {name: torch.tensor(array) for name, array in weights.items()}
-    net = (
-        mixture_net(*given, tensors)
-        if config.backbone in TABULAR
-        else method_net(*given, (config.seed,))
-    )
+    net: Any
+    if config.backbone in TABULAR:
+        net = mixture_net(method, config, shape, names, tensors)
+    else:
+        net = method_net(method, config, shape, names, seeds=(config.seed,))
     if weights:
         net.load_state_dict(tensors)
     return place(net, choose_device(config.device))

@@ -35,8 +35,10 @@ from rfdlc.predicting.onnx_model import Decisions, OnnxModel
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.priors import PriorLike
 from rfdlc.progress import announce
-from rfdlc.training.model import Model, OwnBackbone
+from rfdlc.training.building import OwnBackbone
+from rfdlc.training.model import Model
 from rfdlc.training.run import Run, data_of
+from rfdlc.training.settings import settings_where
 
 SAMPLES = 500
 BATCH = 50  # samples: large images of many particles need much memory
@@ -53,15 +55,7 @@ IMAGE_FILES = (
     " docs/export.md of rfdlc has the code under Image files. `rfdlc export --resize`"
     " puts that into the graph, which then takes images of any size."
 )
-TOLD = (
-    "backbone",
-    "epochs",
-    "weights",
-    "prior_tau",
-    "mixup",
-    "repulsion",
-    "utility",
-)  # settings in the card
+TOLD = settings_where(lambda setting: setting.in_model_card)
 RECORDED_AGREEMENT = (
     0.95  # with predictions.npz, which a GPU may have computed in 16 bits
 )
@@ -477,11 +471,9 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
             [_plain(row), *(f"{value:g}" for value in values)] for row, values in named
         ]
         costs = _table(["true \\ action", *map(_plain, utility.actions)], rows)
-    told = ", ".join(f"{name}={_setting(getattr(run.config, name))}" for name in TOLD)
-    made = (
-        f"{counted(model.net.particles, 'particle')} trained by `{run.method_name}`"
-        f" with {told}"
-    )
+    settings = [f"{name}={_setting(getattr(run.config, name))}" for name in TOLD]
+    particles = counted(model.net.particles, "particle")
+    made = f"{particles} trained by `{run.method_name}` with {', '.join(settings)}"
     if run.config.refit:
         again = "further" if run.config.warm_refit else "again, from new weights,"
         made += (

@@ -33,15 +33,22 @@ def replacing(path: Path) -> Iterator[Path]:
         yield beside
         os.replace(beside, path)
     except OSError as error:
-        reason = (
-            os.strerror(error.errno) if error.errno else error
-        )  # of pyarrow's, strerror names the hidden file
         raise InputError(
-            f"{path}: cannot be written ({reason}); choose another file"
+            f"{path}: cannot be written ({reason_of(error)}); choose another file"
         ) from None
     finally:
         with suppress(OSError):  # the error above says more
             beside.unlink()
+
+
+def reason_of(error: OSError) -> str:
+    """What went wrong, in words of the operating system where it was one of its errors.
+
+    The text of pyarrow's errors names hidden files.
+    """
+    if error.errno:
+        return os.strerror(error.errno)
+    return str(error)
 
 
 def runs_inside(folder: Path) -> str:

@@ -6,10 +6,9 @@ version of the file it belongs to.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,33 +19,32 @@ import numpy as np
 
 from rfdlc.data.dataset import SKIPPING
 from rfdlc.decisions.decider import Decider
-from rfdlc.decisions.rules import Explanation
-from rfdlc.decisions.sets import PredictionSets, set_texts
 from rfdlc.errors import BrokenRows, InputError, expect, listing
-from rfdlc.formats.files import locked, parse_json
+from rfdlc.formats.files import parse_json
 from rfdlc.formats.identity import check_same_model
+from rfdlc.formats.resumable import ResumableFolder, share_of
 from rfdlc.formats.table_writing import open_writer
 from rfdlc.formats.tables import BLOCK_BYTES
 from rfdlc.lakes.reading import (
-    JOB,
     BrokenFile,
     Lake,
     Unit,
     check_first_rows,
     cores,
-    filesystem,
     predictions_of,
 )
-from rfdlc.predicting.parts import ranks
+from rfdlc.lakes.tables import DecideTable
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.priors import PriorEstimate
-from rfdlc.probabilities.scores import DECIDED, KIND
+from rfdlc.probabilities.scores import KIND
 from rfdlc.progress import live
 
 WRITTEN = b"rfdlc.decided"  # key of the metadata of what is written
 GROUP_ROWS = 2**20  # of a row group
 MOST_ESTIMATED = 100_000  # rows from which a class prior is estimated
+REPEATED = ("action", "reason")  # columns with few different values
 Report = Callable[[int], None]
+Summary = dict[str, Any]  # of the decisions of one unit
 
 
 @dataclass(frozen=True)
@@ -63,136 +61,6 @@ class LakeDecisions:
     skipped: Sequence[
         dict[str, Any]
     ] = ()  # file, rows that were left out (None: all of a file or part), first reason
-
-
-@dataclass(frozen=True)
-class DecideTable:
-    """A picklable function from tables of scores to tables of decisions, for any engine
-    that maps tables.
-
-    Parameters
-    ----------
-    decider : Decider
-    keep : sequence of str
-        Columns that are copied.
-    logits : bool
-        Whether the columns of the classes hold logits.
-
-    Examples
-    --------
-    >>> import pyarrow
-    >>> from rfdlc import Utility
-    >>> decide = DecideTable(
-    ...     Decider(Utility([[1, 0], [-5, 1]], ["healthy", "ill"])), keep=["id"]
-    ... )
-    >>> decide(
-    ...     pyarrow.table({"id": [7, 8], "healthy": [0.9, 0.7], "ill": [0.1, 0.3]})
-    ... ).select([0, 1]).to_pydict()
-    {'id': [7, 8], 'action': ['healthy', 'ill']}
-    """
-
-    decider: Decider
-    keep: Sequence[str] = ()
-    logits: bool = False
-
-    def __post_init__(self) -> None:
-        sets = self.decider.sets
-        drawn = isinstance(sets, PredictionSets) and sets.ties is not None
-        expect(
-            not drawn,
-            "randomised sets depend on the order of all samples: fit sets that are not"
-            " randomised",
-        )
-        written = [name for name, _ in self._fields()]
-        clash = [name for name in self.keep if name in written]
-        expect(
-            not clash,
-            f"column {listing(clash)} cannot be kept: decisions are written to a column"
-            " of this name",
-        )
-
-    def __call__(self, table: Any) -> Any:
-        """The decisions of a `pyarrow.Table` or `RecordBatch`, in the order of its
-        rows.
-        """
-        import pyarrow
-
-        columns, kept = (
-            self.columns(table),
-            {name: table.column(name) for name in self.keep},
-        )
-        fields = [table.schema.field(name) for name in self.keep]
-        return pyarrow.table(
-            {**kept, **columns}, pyarrow.schema([*fields, *self._fields()])
-        )
-
-    def columns(self, table: Any, where: str = "table") -> dict[str, Any]:
-        """The columns of decisions by name: arrays of numpy, and of pyarrow for
-        texts.
-        """
-        from pyarrow import DictionaryArray, array
-
-        utility, fields = self.decider.utility, self._fields()
-        action, value = np.empty(0, dtype=np.intp), np.empty(0)
-        details: dict[str, Any] = {
-            name: array([], kind) for name, kind in fields[len(DECIDED) :]
-        }
-        # Sums over the classes, as in a softmax, would be rounded otherwise in another
-        # layout.
-        by_columns = (
-            not details
-            and self.decider.model.calibrator is None
-            and not self.logits
-            and self.decider.gains_tell
-        )
-        if table.num_rows:
-            given: dict[str, Any] = {
-                "logits": self.logits,
-                "where": where,
-                "by_columns": by_columns,
-            }
-            predictions = predictions_of(table, utility.classes, **given)
-            found = self.decider.explain(predictions) if details else None
-            both = (
-                self.decider.decide_values(predictions)
-                if found is None
-                else (found.action, found.value)
-            )
-            action, value = both[0], np.asarray(both[1], dtype=np.float64)
-            details = {} if found is None else self._details(found)
-        codes = action.astype(np.int8 if len(utility.actions) < 128 else np.int32)
-        actions = DictionaryArray.from_arrays(codes, array(utility.actions, "string"))
-        return {
-            "action": actions,
-            "expected_utility": value.astype(np.float32),
-            **details,
-        }
-
-    def _details(self, found: Explanation) -> dict[str, Any]:
-        """Why samples are handed over, and sets, where the decider has them."""
-        from pyarrow import array
-
-        details: dict[str, Any] = {"reason": array(found.reason, "string")}
-        if found.sets is not None:
-            texts = set_texts(found.sets, self.decider.utility.classes)
-            details |= {
-                "set": array(texts, "string"),
-                "set_size": found.sets.sum(axis=1).astype(np.int32),
-            }
-        return {name: details[name] for name, _ in self._fields()[len(DECIDED) :]}
-
-    def _fields(self) -> list[tuple[str, str]]:
-        fields = [("action", "string"), ("expected_utility", "float32")]
-        fields += (
-            [("reason", "string")]
-            if (self.decider.utility.decided_class < 0).any()
-            else []
-        )
-        return fields + (
-            [("set", "string"), ("set_size", "int32")]
-            if self.decider.sets is not None
-            else []
-        )
 
 
 def decide_lake(
@@ -233,67 +101,185 @@ def decide_lake(
     LakeDecisions
     """
     lake = source if isinstance(source, Lake) else Lake(source, skip_broken=skip_broken)
-    classes = decider.utility.classes.names
-    copied = tuple(
-        dict.fromkeys(
-            [*(["id"] if "id" in lake.names and "id" not in classes else []), *keep]
-        )
-    )
-    missing = [name for name in (*classes, *copied) if name not in lake.names]
-    expect(
-        not missing,
-        f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}",
-    )
+    copied = _copied_columns(lake, decider.utility.classes.names, keep)
     check_first_rows(lake, decider.utility.classes, "the utility")
     check_model_of(lake, decider)
     table = DecideTable(decider, copied, logits)
-    job = {"decider": decider.to_dict(), "columns": table.keep, "logits": logits}
-    result = Result(str(out), json.loads(json.dumps(job)))
-    rank, world_size = ranks()
-    skipped = dict(lake.broken)
+    job = {"decider": decider.to_dict(), "columns": copied, "logits": logits}
+    folder = ResumableFolder(out, job)
+    broken_files = dict(lake.broken)
 
-    def decide(unit: Unit, report: Report) -> dict[str, Any] | None:
+    def decide(unit: Unit, report: Report) -> Summary | None:
         try:
-            return _decide(lake, table, result, unit, report)
+            return _decide(lake, table, folder, unit, report)
         except BrokenFile as error:
             if not lake.skip_broken:
                 raise InputError(f"{error}; or leave it out with {SKIPPING}") from None
-            with suppress(
-                OSError
-            ):  # what was decided for an earlier version of the file
-                result.system.delete_file(f"{result.path}/{unit.name}")
-            skipped[unit.file] = str(error)
+            folder.delete(unit.name)  # decisions of an earlier version of the file
+            broken_files[unit.file] = str(error)
             return None
 
-    with result.opened(lake, shared=world_size > 1) as known:
-        # Decisions without some rows are complete only for who leaves them out.
-        done = {
-            name: own
-            for name, own in known.items()
-            if lake.skip_broken or not own.get("skipped")
-        }
-        mine = [unit for unit in lake.units[rank::world_size] if unit.name not in done]
-        before = sum(known["samples"] for known in done.values())
-        with live(lake.rows, "Deciding", before) as show:
-            new = in_threads(decide, mine, show)
-    found = done | {name: own for name, own in new.items() if own is not None}
-    expect(found or not skipped, next(iter(skipped.values()), ""))
-    counts = np.sum([each["actions"] for each in found.values()], axis=0).tolist()
-    samples, total = (
-        sum(each["samples"] for each in found.values()),
-        sum(each["value"] for each in found.values()),
-    )
-    actions = dict(zip(decider.utility.actions, counts, strict=True))
-    complete = len(done) + len(new) == len(lake.units)
-    left_out = [own["skipped"] for own in found.values() if own.get("skipped")]
-    left_out += [
-        {"file": file, "rows": None, "reason": reason}
-        for file, reason in skipped.items()
-    ]
-    given = samples, len(found), actions, total / max(1, samples), len(done), complete
+    with folder.opened() as names:
+        before = _decided_before(lake, folder, names)
+        missing = [u for u in share_of(lake.units) if u.name not in before]
+        rows_before = sum(summary["samples"] for summary in before.values())
+        with live(lake.rows, "Deciding", rows_before) as show:
+            tried = in_threads(decide, missing, show)
+        now = {name: summary for name, summary in tried.items() if summary is not None}
+        summaries = [*before.values(), *now.values()]
+        if broken_files and not summaries:
+            raise InputError(next(iter(broken_files.values())))
+    counts = np.sum([summary["actions"] for summary in summaries], axis=0).tolist()
+    samples = sum(summary["samples"] for summary in summaries)
+    total_utility = sum(summary["value"] for summary in summaries)
+    skipped = [summary["skipped"] for summary in summaries if summary.get("skipped")]
+    for file, reason in broken_files.items():
+        skipped.append({"file": file, "rows": None, "reason": reason})
     return LakeDecisions(
-        str(out), *given, sorted(left_out, key=lambda own: str(own["file"]))
+        out=str(out),
+        samples=samples,
+        files=len(summaries),
+        actions=dict(zip(decider.utility.actions, counts, strict=True)),
+        mean_expected_utility=total_utility / max(1, samples),
+        before=len(before),
+        complete=len(before) + len(tried) == len(lake.units),
+        skipped=sorted(skipped, key=lambda lost: str(lost["file"])),
     )
+
+
+def _copied_columns(
+    lake: Lake, classes: Sequence[str], keep: Sequence[str]
+) -> tuple[str, ...]:
+    """The columns to copy, each once; raises where a needed column is missing."""
+    copied = list(keep)
+    if "id" in lake.names and "id" not in classes:
+        copied.insert(0, "id")
+    missing = [name for name in (*classes, *copied) if name not in lake.names]
+    if missing:
+        raise InputError(
+            f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}"
+        )
+    return tuple(dict.fromkeys(copied))
+
+
+def _decided_before(
+    lake: Lake, folder: ResumableFolder, names: set[str]
+) -> dict[str, Summary]:
+    """The summaries in files that are written already, of the present versions of their
+    sources.
+    """
+    units = {unit.name: unit for unit in lake.units}
+    if len(units) < len(lake.units):
+        raise InputError(
+            f"{folder.place}: two files would be written to one name: rename one of"
+            " them"
+        )
+    stale = sorted(names - set(units))
+    if stale:
+        raise InputError(
+            f"{folder.place} holds decisions of files that are gone"
+            f" ({listing(stale)}): remove them"
+        )
+
+    def up_to_date(name: str) -> Summary | None:
+        summary = _summary_in(folder, name)
+        # Without some rows, a file is complete only for who leaves them out.
+        if summary.get("skipped") and not lake.skip_broken:
+            return None
+        if summary.get("version") != lake.version(units[name]):
+            return None
+        return summary
+
+    there = sorted(names)
+    with ThreadPoolExecutor(cores()) as pool:
+        summaries = pool.map(up_to_date, there)
+        return {
+            name: summary
+            for name, summary in zip(there, summaries, strict=True)
+            if summary is not None
+        }
+
+
+def _summary_in(folder: ResumableFolder, name: str) -> Summary:
+    """What a written file says about itself; nothing where it cannot be read."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with folder.open(name) as file:
+            metadata = ParquetFile(file).metadata.metadata or {}
+        summary: Summary = parse_json(metadata.get(WRITTEN, b"{}"))
+    except (OSError, ValueError, ArrowException):
+        return {}
+    return summary
+
+
+def _decide(
+    lake: Lake,
+    table: DecideTable,
+    folder: ResumableFolder,
+    unit: Unit,
+    report: Report,
+) -> Summary:
+    """Write the decisions of one unit; returns the summary of them, which the file
+    has as well.
+    """
+    from pyarrow import concat_tables
+    from pyarrow import table as to_table
+
+    classes = table.decider.utility.classes.names
+    others = [
+        name
+        for name in (*table.keep, KIND)
+        if name in lake.names and name not in classes
+    ]
+    version = lake.version(unit)
+    broken = list[BrokenRows]()
+    counts = np.zeros(len(table.decider.utility.actions), dtype=np.int64)
+    total_utility = 0.0
+    group = list[Any]()  # tables, until they are enough for a row group
+
+    def task(batch: Any) -> dict[str, Any]:
+        return table.columns(batch, unit.file)
+
+    with ExitStack() as stack:
+        stream = stack.enter_context(folder.replacing(unit.name))
+        writer = None
+        for columns, batch, rows in lake.each(unit, task, classes, others, broken):
+            kept = {name: batch.column(name) for name in table.keep}
+            group.append(to_table({**kept, **columns}))
+            codes = columns["action"].indices.to_numpy()
+            counts += np.bincount(codes, minlength=len(counts))
+            total_utility += float(columns["expected_utility"].sum(dtype=np.float64))
+            report(rows)
+            if writer is None:
+                writer = stack.enter_context(
+                    open_writer(stream, group[0].schema, ".parquet", REPEATED)
+                )
+            if sum(map(len, group)) >= GROUP_ROWS:
+                writer.write_table(concat_tables(group))
+                group = []
+        assert writer is not None  # a file without rows gives an empty batch
+        if group:
+            writer.write_table(concat_tables(group))
+        samples = int(counts.sum())
+        if broken and not samples:
+            raise BrokenFile(str(broken[0]))
+        summary = {
+            "version": version,
+            "samples": samples,
+            "actions": counts.tolist(),
+            "value": total_utility,
+        }
+        if broken:
+            first = min(broken, key=lambda error: error.rows[0])
+            summary["skipped"] = {
+                "file": unit.file,
+                "rows": sorted({row for error in broken for row in error.rows}),
+                "reason": str(first),
+            }
+        writer.add_key_value_metadata({WRITTEN: json.dumps(summary)})
+    return summary
 
 
 def check_model_of(lake: Lake, decider: Decider) -> None:
@@ -399,201 +385,3 @@ def in_threads(
             pool.shutdown(cancel_futures=True)
             raise
     return {name: future.result() for future, name in futures.items()}
-
-
-def _decide(
-    lake: Lake, table: DecideTable, result: "Result", unit: Unit, report: Report
-) -> dict[str, Any]:
-    """Write the decisions of one unit; returns what is known about them."""
-    import pyarrow
-
-    classes, pieces = table.decider.utility.classes.names, list[Any]()
-    others = [
-        name
-        for name in (*table.keep, KIND)
-        if name in lake.names and name not in classes
-    ]
-    counts, total, samples = (
-        np.zeros(len(table.decider.utility.actions), dtype=np.int64),
-        0.0,
-        0,
-    )
-    broken = list[BrokenRows]()
-    version = lake.version(unit)
-
-    def task(batch: Any) -> dict[str, Any]:
-        return table.columns(batch, unit.file)
-
-    with ExitStack() as stack:
-        output, writer = stack.enter_context(result.replacing(unit.name)), None
-        for columns, batch, rows in lake.each(
-            unit, task, classes, others, broken=broken
-        ):
-            samples += batch.num_rows
-            pieces.append(
-                pyarrow.table(
-                    {name: batch.column(name) for name in table.keep} | columns
-                )
-            )
-            counts += np.bincount(
-                columns["action"].indices.to_numpy(), minlength=len(counts)
-            )
-            total += float(columns["expected_utility"].sum(dtype=np.float64))
-            report(rows)
-            if writer is None:
-                writer = stack.enter_context(
-                    open_writer(
-                        output, pieces[0].schema, ".parquet", ["action", "reason"]
-                    )
-                )
-            if sum(map(len, pieces)) >= GROUP_ROWS:
-                writer.write_table(pyarrow.concat_tables(pieces))
-                pieces = []
-        assert writer is not None  # a file without rows gives an empty batch
-        if pieces:
-            writer.write_table(pyarrow.concat_tables(pieces))
-        if broken and not samples:
-            raise BrokenFile(str(broken[0]))
-        known = {
-            "version": version,
-            "samples": samples,
-            "actions": counts.tolist(),
-            "value": total,
-        }
-        if broken:
-            left_out = sorted({row for error in broken for row in error.rows})
-            first = min(broken, key=lambda error: error.rows[0])
-            known["skipped"] = {
-                "file": unit.file,
-                "rows": left_out,
-                "reason": str(first),
-            }
-        writer.add_key_value_metadata({WRITTEN: json.dumps(known)})
-    return known
-
-
-class Result:
-    """The folder of a result, local or remote, with a description of its job."""
-
-    def __init__(self, out: str, job: dict[str, Any]) -> None:
-        self.out, self.job = out, job
-        self.system, self.path = filesystem(out)
-
-    @contextmanager
-    def opened(self, lake: Lake, shared: bool) -> Iterator[dict[str, Any]]:
-        """Begin or continue; gives what is known of the units that are done. Others do
-        not write meanwhile.
-        """
-        from pyarrow.fs import FileType
-
-        units = lake.units
-        local = self.system.type_name == "local"
-        with ExitStack() as stack:
-            try:
-                self.system.create_dir(self.path, recursive=True)
-            except OSError as error:
-                raise InputError(
-                    f"{self.out}: cannot be created ({error}): choose another folder"
-                ) from None
-            if local:
-                granted = stack.enter_context(
-                    locked(Path(self.path), wait=False, shared=shared)
-                )
-                expect(
-                    granted,
-                    f"{self.out}: another process is writing it; wait, or choose"
-                    " another folder",
-                )
-            names = {unit.name: unit for unit in units}
-            expect(
-                len(names) == len(units),
-                f"{self.out}: two files would be written to one name: rename one of"
-                " them",
-            )
-            there = self._there()
-            place = f"{self.path}/{JOB}"
-            if self.system.get_file_info(place).type == FileType.File:
-                with self.system.open_input_stream(place) as stream:
-                    begun = parse_json(stream.read())
-                other = ", ".join(
-                    name for name in self.job if begun.get(name) != self.job[name]
-                )
-                begun_with = (
-                    f"{self.out} was begun with other settings ({other}): run that"
-                    " command to continue"
-                )
-                expect(not other, f"{begun_with}, or remove the folder to start over")
-            else:
-                foreign = (
-                    f"it holds other files ({listing(there)}): choose another folder"
-                )
-                expect(not there, f"{self.out}: cannot be written, {foreign}")
-            stale = [name for name in there if name not in names]
-            expect(
-                not stale,
-                f"{self.out} holds decisions of files that are gone ({listing(stale)}):"
-                " remove them",
-            )
-            for info in (
-                () if shared else self._infos()
-            ):  # of killed processes; other ranks may be writing theirs
-                if info.base_name.startswith(".") and info.base_name.endswith(".part"):
-                    self.system.delete_file(info.path)
-            with self.replacing(JOB) as stream:
-                stream.write(json.dumps(self.job, ensure_ascii=False).encode())
-            with ThreadPoolExecutor(cores()) as pool:
-                now = list(pool.map(lambda name: lake.version(names[name]), there))
-            known = {name: self._known(name) for name in there}
-            yield {
-                name: known[name]
-                for name, version in zip(there, now, strict=True)
-                if known[name].get("version") == version
-            }
-
-    @contextmanager
-    def replacing(self, name: str) -> Iterator[Any]:
-        """A stream to a hidden file, which takes the place of the named one when all
-        went well.
-        """
-        folder, _, last = f"{self.path}/{name}".rpartition("/")
-        beside = f"{folder}/.{last}.{os.getpid()}.part"
-        try:
-            self.system.create_dir(folder, recursive=True)
-            with self.system.open_output_stream(beside) as stream:
-                yield stream
-            self.system.move(beside, f"{folder}/{last}")
-        except BaseException as error:
-            with suppress(OSError):
-                self.system.delete_file(beside)
-            if isinstance(error, OSError) and not isinstance(error, InterruptedError):
-                raise InputError(
-                    f"{self.out}/{name}: cannot be written ({error}): check it, and"
-                    " start again"
-                ) from None
-            raise
-
-    def _there(self) -> list[str]:
-        """The files that are written already."""
-        paths = [info.path.removeprefix(f"{self.path}/") for info in self._infos()]
-        return sorted(
-            path for path in paths if not path.rpartition("/")[2].startswith((".", "_"))
-        )
-
-    def _infos(self) -> list[Any]:
-        from pyarrow.fs import FileSelector, FileType
-
-        found = self.system.get_file_info(FileSelector(self.path, recursive=True))
-        return [info for info in found if info.type == FileType.File]
-
-    def _known(self, name: str) -> dict[str, Any]:
-        """What a written file says about itself."""
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-
-        try:
-            with self.system.open_input_file(f"{self.path}/{name}") as file:
-                metadata = ParquetFile(file).metadata.metadata or {}
-            known: dict[str, Any] = parse_json(metadata.get(WRITTEN, b"{}"))
-        except (OSError, ValueError, ArrowException):
-            return {}
-        return known

@@ -12,7 +12,7 @@ def on_frame(frame: Any, function: Callable[[Any], Any]) -> Any:
 
     >>> import pandas
     >>> from rfdlc import Decider, Utility
-    >>> from rfdlc.lakes.decide import DecideTable
+    >>> from rfdlc.lakes.tables import DecideTable
     >>> decide = DecideTable(Decider(Utility([[1, 0], [-5, 1]], ["healthy", "ill"])))
     >>> frame = pandas.DataFrame({"healthy": [0.9, 0.7], "ill": [0.1, 0.3]})
     >>> on_frame(frame, decide)["action"].tolist()

@@ -18,7 +18,7 @@ from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.imports import import_own, known_here
-from rfdlc.lakes.decide import DecideTable
+from rfdlc.lakes.tables import DecideTable
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.priors import PriorLike
 
@@ -189,8 +189,8 @@ class EmbedBatch:
         keep: Sequence[str],
         settings: Mapping[str, Any],
     ) -> None:
+        from rfdlc.training.building import choose_device
         from rfdlc.training.embedding import new_embedder
-        from rfdlc.training.model import choose_device
 
         self.inputs, self.features, self.keep = inputs, features, keep
         given = {"pretrained": "none", "device": choose_device("auto"), **settings}

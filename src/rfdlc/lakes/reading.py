@@ -16,7 +16,9 @@ import numpy as np
 
 from rfdlc.errors import BrokenRows, InputError, expect, listing
 from rfdlc.formats.files import runs_inside
+from rfdlc.formats.filesystems import files_below, filesystem
 from rfdlc.formats.identity import digest_of_files
+from rfdlc.formats.resumable import JOB
 from rfdlc.formats.tables import (
     PARQUET,
     SUFFIXES,
@@ -43,9 +45,6 @@ UNIT_ROWS = (
 )
 FILES_CHECKED = 8  # about as many are looked into before all are read
 BATCH_ELEMENTS = 2**21  # numbers that are read at a time
-JOB = (  # in a folder of decisions; readers of data sets skip names that begin so
-    "_rfdlc.json"
-)
 
 
 class BrokenFile(InputError):
@@ -325,27 +324,6 @@ def names_many(source: str) -> bool:
     )
 
 
-def filesystem(path: str) -> tuple[Any, str]:
-    """The file system of pyarrow for a path or a URL, and the path in it."""
-    from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
-
-    if "://" not in path:
-        return LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
-    try:
-        from fsspec.core import url_to_fs
-
-        system, inside = url_to_fs(path)
-    except (
-        ImportError,
-        ValueError,
-    ) as error:  # of fsspec, or of the package for this kind of URL
-        raise InputError(
-            f"{path}: cannot be opened ({error}): install fsspec and the package for"
-            " its kind"
-        ) from None
-    return PyFileSystem(FSSpecHandler(system)), str(inside).rstrip("/")
-
-
 def cores() -> int:
     """The number of cores that this process may use."""
     return (
@@ -359,7 +337,7 @@ def _files(system: Any, path: str) -> tuple[str, list[Any]]:
     """The folder below which the names of files count, and the tables in it that are
     meant, sorted by path.
     """
-    from pyarrow.fs import FileSelector, FileType
+    from pyarrow.fs import FileType
 
     match = re.compile("")
     if set(path) & {*"*?"}:
@@ -382,20 +360,8 @@ def _files(system: Any, path: str) -> tuple[str, list[Any]]:
             f"{path}: no such file or folder: expected tables, or a glob of them",
         )
         base = path
-    found = system.get_file_info(
-        FileSelector(base, recursive=True, allow_not_found=True)
-    )
-    try:
-        tables = [
-            info
-            for info in found
-            if info.type == FileType.File and info.path.lower().endswith(SUFFIXES)
-        ]
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{base}: holds a file whose name is not UTF-8 ({error.object!r}): rename"
-            " it"
-        ) from None
+    found = files_below(system, base)
+    tables = [info for info in found if info.path.lower().endswith(SUFFIXES)]
     folders = {
         info.path.removesuffix(JOB) for info in found if info.base_name == JOB
     } - {f"{base}/"}

@@ -67,10 +67,7 @@ def read_log(
     given = Decider.load(decider) if isinstance(decider, str | Path) else decider
     if not (place / DECIDERS).is_dir():
         if given is None:
-            made = (
-                "`rfdlc decide` writes one for your costs and calibration"
-                " (--save-decider FILE)"
-            )
+            made = "`rfdlc fit HELD_OUT --costs FILE` writes one for your costs"
             raise InputError(
                 f"{place}: is not a log of decisions: give its decider, --decider FILE"
                 f" or RUN; {made}"
@@ -653,10 +650,7 @@ def recalibrate(
     InputError
         If the folder is not a log, has too few labels, or these do not fit the design.
     """
-    fix = (
-        "of predictions with labels, `rfdlc decide FILE --calibrate LABELLED"
-        " --save-decider DECIDER` makes a decider"
-    )
+    fix = "of predictions with labels, `rfdlc fit LABELLED -o DECIDER` makes a decider"
     logged = (
         f"{source}: is not a log of decisions: expected a folder of `rfdlc serve"
         f" --log-decisions`; {fix}"

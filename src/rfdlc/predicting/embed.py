@@ -20,19 +20,19 @@ from rfdlc.data.samples import Chunk, InputSpec, Samples, digest_of
 from rfdlc.data.splits import open_splits
 from rfdlc.errors import choose, expect
 from rfdlc.formats.files import replacing
+from rfdlc.formats.resumable import ranks
 from rfdlc.predicting.parts import (
     ArrayStore,
     Computed,
     Parts,
     Report,
     TableStore,
-    ranks,
 )
 from rfdlc.predicting.predict import local_device
 from rfdlc.probabilities.classes import Classes
 from rfdlc.probabilities.predictions import readable_ids
+from rfdlc.training.building import choose_device
 from rfdlc.training.embedding import Embedder, new_embedder
-from rfdlc.training.model import choose_device
 
 OUTPUTS = (".parquet", ".npz")
 ROWS = 1024  # of a part: what a kill costs
@@ -95,7 +95,7 @@ def embed(
         its folder, or that of a list's images; the class column of a table; which
         images belong together, as in `rfdlc.load`. All splits are embedded.
     out
-        `.parquet`, or `.npz`, which needs no pyarrow.
+        `.parquet` or `.npz`.
     backbone, pretrained, options
         `timm:NAME`, `package.module:function`, a file `.onnx`, or the name of a
         built-in backbone; its weights, a safetensors file, `hub` or `none`; further

@@ -1,7 +1,7 @@
 """Parts: a large result, computed part by part; after a kill, the same call continues.
 
-Parts lie in a folder beside the file that they become. They carry the hash of their job
-in their names, so that those of another model or source are never joined.
+Parts lie in a resumable folder beside the file that they become. They carry the hash of
+their job in their names, so that those of another model or source are never joined.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -18,24 +18,25 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.readers.arrays import open_arrays, read_header
-from rfdlc.data.samples import ahead
-from rfdlc.errors import InputError, expect
-from rfdlc.formats.files import locked, read_json, replacing
+from rfdlc.errors import InputError
+from rfdlc.formats.arrays import open_rows, read_header
+from rfdlc.formats.files import replacing
+from rfdlc.formats.resumable import ResumableFolder, ranks, share_of
 from rfdlc.formats.table_writing import open_writer
+from rfdlc.formats.threads import ahead
 from rfdlc.progress import live
 
-JOB = "job.json"
-SKIPPED, MADE_BY = b"rfdlc.skipped", b"rfdlc.job"  # keys of metadata in Parquet files
-GROUP_ROWS, GROUP_VALUES = (
-    2**16,
-    2**24,
-)  # of a row group in a Parquet file, the smaller of the two
+# Keys of metadata in Parquet files
+SKIPPED = b"rfdlc.skipped"
+MADE_BY = b"rfdlc.job"
+# A row group of a Parquet file has no more than either.
+GROUP_ROWS = 2**16
+GROUP_VALUES = 2**24
 AGAIN = "remove it, and run the command again"
 
-Computed = tuple[
-    Any, Sequence[str]
-]  # the rows of a part, and what was wrong with the samples that were left out
+# The rows of a part, and what was wrong with the samples that were left out
+Computed = tuple[Any, Sequence[str]]
+Kind = tuple[tuple[int, ...], np.dtype[Any]]  # shape of an entry, and type
 Report = Callable[[int], None]
 Compute = Callable[[Sequence[range], Report], Iterator[Computed]]
 
@@ -52,7 +53,7 @@ class Store(Protocol):
         `path` meanwhile; None: no more.
         """
 
-    def write(self, path: Path, rows: Any, skipped: bytes) -> None:
+    def write(self, stream: Any, rows: Any, skipped: bytes) -> None:
         """Write the rows of a part, and a line for each sample that was left
         out of it.
         """
@@ -69,8 +70,8 @@ class Store(Protocol):
 
 
 class Parts:
-    """Samples 0 to `count` in parts of `size`, files that are complete or not there;
-    `job` says what they are.
+    """Samples 0 to `count` in parts of `size`, which are joined to one file when all
+    are there; `job` says what they are.
     """
 
     def __init__(
@@ -78,20 +79,16 @@ class Parts:
     ) -> None:
         job = {**job, "number of samples": count, "size of parts": size}
         self.out, self.store, self.count, self.size = out, store, count, size
-        self.job = json.loads(json.dumps(job))
-        self.folder, self._list = (
-            out.with_name(f"{out.name}.parts"),
-            out.with_name(f"{out.name}.skipped.txt"),
-        )
         self._hash = sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
         self._numbers = range(-(-count // size))
-        self._files = [
-            self.folder / f"part-{self._hash}-{part:08d}{store.suffix}"
-            for part in self._numbers
+        self._names = [
+            f"part-{self._hash}-{part:08d}{store.suffix}" for part in self._numbers
         ]
-        self._parent = (
-            out.absolute().parent
-        )  # where processes wait for each other: it is always there
+        self._list = out.with_name(f"{out.name}.skipped.txt")
+        self._path = out.with_name(f"{out.name}.parts")
+        self._folder = ResumableFolder(
+            self._path, job, result=out, only_of_job=self._names
+        )
 
     def fill(self, compute: Compute, description: str) -> bool:
         """Compute the missing parts, and join all; False where other processes still
@@ -101,80 +98,24 @@ class Parts:
         many samples it has done by a function. Under torchrun, processes share the
         parts.
         """
-        rank, world_size = ranks()
-        with self.opened(rank, world_size) as mine:
-            own = sum(len(self.rows(part)) for part in self._numbers[rank::world_size])
-            done = own - sum(len(self.rows(part)) for part in mine)
-            share = f", 1 of {world_size} shares" if world_size > 1 else ""
-            begun = self.folder / f"joined-begun{self.out.suffix}"
+        share = share_of(self._numbers)
+        with self._opened() as missing:
+            mine = [part for part in share if part in missing]
             if mine == list(self._numbers):
-                self.store.begin(begun, self.count)
-            elif world_size == 1:
-                begun.unlink(missing_ok=True)  # of a process that was killed
+                begun = f".begun{self.out.suffix}.{os.getpid()}.part"
+                self.store.begin(self._path / begun, self.count)
             try:
-                with live(own, f"{description}{share}", done) as show:
-
-                    def report(samples: int) -> None:
-                        nonlocal done
-                        done += samples
-                        show(samples, f"{done:,} of {own:,}")
-
-                    computed = zip(
-                        mine, compute([self.rows(i) for i in mine], report), strict=True
-                    )
-                    for _ in ahead(
-                        lambda each: self.write(each[0], *each[1]), computed, 1
-                    ):
-                        pass
-            except InputError:
-                if world_size == 1:  # others may be at work on their first parts
-                    self.leave()
-                raise
-            else:
-                return self.join() or not self.folder.exists()
+                self._compute(mine, share, compute, description)
+                return self.join() or not self._folder.exists()
             finally:
                 self.store.begin(None)
 
     @property
     def skipped(self) -> tuple[int, Path | None]:
         """The number of samples that were left out, and the file that lists them."""
-        lines = self._list.read_bytes().count(b"\n") if self._list.exists() else 0
-        return lines, self._list if lines else None
-
-    @contextmanager
-    def opened(self, rank: int = 0, world_size: int = 1) -> Iterator[list[int]]:
-        """Begin or continue this job; gives the parts to do by this process. Only those
-        of the job write meanwhile.
-        """
-        with ExitStack() as locks:
-            with locked(self._parent):
-                try:
-                    self.folder.mkdir(exist_ok=True)
-                except OSError as error:
-                    raise InputError(
-                        f"{self.folder}: cannot be created ({error.strerror})"
-                    ) from None
-                granted = locks.enter_context(
-                    locked(self.folder, wait=False, shared=world_size > 1)
-                )
-                expect(
-                    granted,
-                    f"{self.out}: another process is writing it; wait, or choose"
-                    " another file",
-                )
-                if world_size > 1 and self.store.job_of(self.out) == self._hash:
-                    self._remove()
-                    mine = []
-                else:
-                    self._check_same()
-                    with replacing(self.folder / JOB) as beside:
-                        beside.write_text(
-                            json.dumps(self.job, indent=1), encoding="utf-8"
-                        )
-                    mine = [
-                        part for part in self._missing() if part % world_size == rank
-                    ]
-            yield mine
+        if not self._list.exists():
+            return 0, None
+        return self._list.read_bytes().count(b"\n"), self._list
 
     def rows(self, part: int) -> range:
         """The rows of a part."""
@@ -184,82 +125,72 @@ class Parts:
         """Write one finished part, with what was wrong with the samples that were left
         out of it.
         """
-        lines = "".join(f"{' '.join(text.split())}\n" for text in broken).encode(
-            "utf-8", "surrogateescape"
-        )
-        with replacing(self._files[part]) as beside:
-            self.store.write(beside, rows, lines)
+        lines = "".join(f"{' '.join(text.split())}\n" for text in broken)
+        with self._folder.replacing(self._names[part]) as stream:
+            self.store.write(stream, rows, lines.encode("utf-8", "surrogateescape"))
 
     def join(self) -> bool:
         """Join all parts to the file and remove the folder; False where some are
         missing, or another process did it.
         """
-        with locked(self._parent):
-            if JOB not in self._names() or self._missing():
+        with self._folder.turn():
+            if not self._folder.exists() or self._missing(self._folder.names()):
                 return False
-            joined, sizes = (
-                self.folder / f"joined{self.out.suffix}",
-                [len(self.rows(i)) for i in self._numbers],
-            )
+            files = [self._path / name for name in self._names]
+            sizes = [len(self.rows(part)) for part in self._numbers]
+            joined = self._path / f"joined{self.out.suffix}"
             with replacing(joined) as beside:
-                skipped = self.store.join(self._files, sizes, beside, self._hash)
+                skipped = self.store.join(files, sizes, beside, self._hash)
             self._list.unlink(missing_ok=True)
             if skipped:
                 with replacing(self._list) as beside:
                     beside.write_bytes(skipped)
             os.replace(joined, self.out)
-            self._remove()
+            self._folder.remove()
         return True
 
-    def leave(self) -> None:
-        """Remove the folder where no part was finished: it would only bar other
-        jobs.
-        """
-        with locked(self._parent):
-            if self._names() <= {JOB}:
-                self._remove()
+    @contextmanager
+    def _opened(self) -> Iterator[set[int]]:
+        """Begin or continue the job; gives the parts that are missing."""
+        with self._folder.opened() as names:
+            if ranks()[1] > 1 and self.store.job_of(self.out) == self._hash:
+                # Other processes have joined all parts before this one came.
+                with self._folder.turn():
+                    self._folder.remove()
+                yield set()
+            else:
+                yield self._missing(names)
 
-    def _check_same(self) -> None:
-        names = self._names()
-        begun = read_json(self.folder / JOB) if JOB in names else self.job
-        other = ", ".join(
-            name for name in self.job if begun.get(name) != self.job[name]
-        )
-        fix = f"or remove the folder to start over (rm -r '{self.folder}')"
-        told = (
-            f"{self.folder} was begun with other settings ({other}): run that command"
-            " to continue"
-        )
-        expect(not other, f"{told}, {fix}")
-        ours = all(name.startswith((".", "part-", "joined", JOB)) for name in names)
-        expect(
-            ours,
-            f"{self.folder} holds other files: move them, or choose another name for"
-            " the result",
-        )
-        same = all(self._hash in name for name in names if name.startswith("part-"))
-        expect(
-            same,
-            f"{self.folder} holds parts of another job: choose another name for the"
-            f" file, {fix}",
-        )
+    def _missing(self, names: set[str]) -> set[int]:
+        return {part for part in self._numbers if self._names[part] not in names}
 
-    def _names(self) -> set[str]:
-        return set(os.listdir(self.folder)) if self.folder.exists() else set()
+    def _compute(
+        self,
+        mine: Sequence[int],
+        share: Sequence[int],
+        compute: Compute,
+        description: str,
+    ) -> None:
+        """Write the parts in `mine`, which are missing of the share of this process."""
+        world_size = ranks()[1]
+        if world_size > 1:
+            description = f"{description}, 1 of {world_size} shares"
+        total = sum(len(self.rows(part)) for part in share)
+        done = total - sum(len(self.rows(part)) for part in mine)
+        with live(total, description, done) as show:
 
-    def _missing(self) -> list[int]:
-        """The parts that are still to be done."""
-        names = self._names()
-        return [part for part, file in enumerate(self._files) if file.name not in names]
+            def report(samples: int) -> None:
+                nonlocal done
+                done += samples
+                show(samples, f"{done:,} of {total:,}")
 
-    def _remove(self) -> None:
-        """The description of the job goes last: without it, the parts would seem to be
-        somebody else's.
-        """
-        for name in sorted(self._names(), key=JOB.__eq__):
-            os.unlink(self.folder / name)
-        if self.folder.exists():
-            self.folder.rmdir()
+            def write(numbered: tuple[int, Computed]) -> None:
+                part, (rows, broken) = numbered
+                self.write(part, rows, broken)
+
+            computed = compute([self.rows(part) for part in mine], report)
+            for _ in ahead(write, zip(mine, computed, strict=True), 1):
+                pass
 
 
 @dataclass(frozen=True)
@@ -278,19 +209,18 @@ class TableStore:
     suffix: str = ".parquet"
     more: Any = ()  # fields of pyarrow
     settle: Callable[[Iterator[Any]], Callable[[Any], Any]] | None = None
-    actions: Counter[str] = field(
-        default_factory=Counter
-    )  # of the rows that were joined, where they have some
+    # of the rows that were joined, where they have some
+    actions: Counter[str] = field(default_factory=Counter)
 
     def begin(self, path: Path | None, count: int = 0) -> None:
         pass
 
-    def write(self, path: Path, rows: Any, skipped: bytes) -> None:
+    def write(self, stream: Any, rows: Any, skipped: bytes) -> None:
         import pyarrow
 
         metadata = {**(self.schema.metadata or {}), SKIPPED: skipped}
         schema = pyarrow.schema([*self.schema, *self.more], metadata)
-        with open_writer(path, schema, self.suffix) as writer:
+        with open_writer(stream, schema, self.suffix) as writer:
             writer.write_table(rows.cast(schema))
 
     def join(
@@ -298,42 +228,26 @@ class TableStore:
     ) -> bytes:
         from pyarrow import concat_tables
 
-        skipped, schema = (
-            b"",
-            self.schema.with_metadata({**(self.schema.metadata or {}), MADE_BY: job}),
+        schema = self.schema.with_metadata(
+            {**(self.schema.metadata or {}), MADE_BY: job}
         )
-        group = max(
-            1,
-            min(GROUP_ROWS, GROUP_VALUES // max(self.values, len(schema)))
-            // max(1, *sizes, 1),
-        )
-        both = list(zip(files, sizes, strict=True))
-        settled = (
-            None
-            if self.settle is None
-            else self.settle(self._read(*each) for each in both)
-        )
+        sized = list(zip(files, sizes, strict=True))
+        settled = None
+        if self.settle is not None:
+            settled = self.settle(self._read(file, size) for file, size in sized)
+        skipped = b""
+        group = self._parts_in_group(sizes)
         with open_writer(path, schema, self.kind, self.repeated) as writer:
             for first in range(0, len(files), group):
-                tables = [
-                    self._read(file, size) for file, size in both[first : first + group]
-                ]
-                skipped += b"".join(
-                    table.schema.metadata.get(SKIPPED, b"") for table in tables
-                )
-                tables = tables if settled is None else list(map(settled, tables))
-                for table in tables if "action" in schema.names else ():
-                    self.actions.update(
-                        {
-                            r["values"]: r["counts"]
-                            for r in table["action"].value_counts().to_pylist()
-                        }
-                    )
-                writer.write_table(
-                    concat_tables(
-                        table.select(schema.names).cast(schema) for table in tables
-                    )
-                )
+                tables = []
+                for file, size in sized[first : first + group]:
+                    table = self._read(file, size)
+                    skipped += table.schema.metadata.get(SKIPPED, b"")
+                    if settled is not None:
+                        table = settled(table)
+                    self._count_actions(table)
+                    tables.append(table.select(schema.names).cast(schema))
+                writer.write_table(concat_tables(tables))
         return skipped
 
     def job_of(self, path: Path) -> str | None:
@@ -344,6 +258,18 @@ class TableStore:
             return str((read_schema(path).metadata or {}).get(MADE_BY, b"").decode())
         return None
 
+    def _parts_in_group(self, sizes: Sequence[int]) -> int:
+        """How many parts become a row group."""
+        columns = max(self.values, len(self.schema))
+        rows = min(GROUP_ROWS, GROUP_VALUES // columns)
+        return max(1, rows // max([1, *sizes]))
+
+    def _count_actions(self, table: Any) -> None:
+        if "action" not in self.schema.names:
+            return
+        for row in table["action"].value_counts().to_pylist():
+            self.actions[row["values"]] += row["counts"]
+
     def _read(self, file: Path, size: int) -> Any:
         """A part as a table; raises where rows of it are lost."""
         from pyarrow import ArrowException
@@ -353,12 +279,8 @@ class TableStore:
             table = read_table(file, memory_map=False)
         except (OSError, ArrowException) as error:
             raise InputError(f"{file}: cannot be read ({error}); {AGAIN}") from None
-        _check_count(
-            file,
-            table.num_rows
-            + (table.schema.metadata or {}).get(SKIPPED, b"").count(b"\n"),
-            size,
-        )
+        skipped = (table.schema.metadata or {}).get(SKIPPED, b"")
+        _check_count(file, table.num_rows + skipped.count(b"\n"), size)
         return table
 
 
@@ -379,14 +301,12 @@ class ArrayStore:
     def begin(self, path: Path | None, count: int = 0) -> None:
         if self._begun is not None:
             self._begun.close()
-            self._begun.path.unlink(
-                missing_ok=True
-            )  # of no use, unless `join` has moved it
+            # It is of no use, unless `join` has moved it.
+            self._begun.path.unlink(missing_ok=True)
         self._begun = Begun(path, count) if path is not None and count else None
 
-    def write(self, path: Path, rows: Any, skipped: bytes) -> None:
-        with path.open("wb") as file:  # numpy would add a suffix to the path
-            np.savez(file, **rows, skipped=np.frombuffer(skipped, np.uint8))
+    def write(self, stream: Any, rows: Any, skipped: bytes) -> None:
+        np.savez(stream, **rows, skipped=np.frombuffer(skipped, np.uint8))
         if self._begun is not None and (
             skipped or not self._begun.add(rows["x"], rows["split"])
         ):
@@ -395,45 +315,28 @@ class ArrayStore:
     def join(
         self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str
     ) -> bytes:
-        skipped, splits = b"", list[Any]()
-        kinds: dict[
-            str, tuple[tuple[int, ...], np.dtype[Any]]
-        ] = {}  # shape of an entry, and type
+        skipped = b""
+        splits = list[NDArray[Any]]()  # of the rows of each part
+        kinds: dict[str, Kind] = {}
         for file, size in zip(files, sizes, strict=True):
             with _opened(file) as part:
-                lines, found = part["skipped"].tobytes(), part["split"]
-                _check_count(file, len(found) + lines.count(b"\n"), size)
-                skipped, splits = skipped + lines, [*splits, found]
-                for name in set(part.files) - {"skipped", "split"}:
-                    with part.zip.open(f"{name}.npy") as member:
-                        shape, _, dtype = read_header(member)
-                    kinds[name] = (
-                        shape[1:],
-                        np.promote_types(kinds.get(name, (shape, dtype))[1], dtype),
-                    )  # texts
+                lines = part["skipped"].tobytes()
+                splits.append(part["split"])
+                _check_count(file, len(splits[-1]) + lines.count(b"\n"), size)
+                skipped += lines
+                _add_kinds(kinds, part)
+        names = (text for part in splits for text in np.unique(part).tolist())
         with self._begun or zipfile.ZipFile(path, "w", allowZip64=True) as archive:
-            there = archive.namelist()
-            for split in dict.fromkeys(
-                text for part in splits for text in np.unique(part).tolist()
-            ):
+            written = archive.namelist()
+            for split in dict.fromkeys(names):
                 rows = [part == split for part in splits]
-                for name, (shape, dtype) in kinds.items():
-                    called = _called(name, split)
-                    if called in there:
+                for name, kind in kinds.items():
+                    if _called(name, split) in written:
                         continue
-                    with archive.open(called, "w", force_zip64=True) as member:
-                        _write_header(
-                            member, (int(sum(map(np.sum, rows))), *shape), dtype
-                        )
-                        for file, own in zip(files, rows, strict=True):
-                            if own.any():
-                                found = open_arrays(file, streamed=True)[name][
-                                    0 : len(own)
-                                ]
-                                found = (found if own.all() else found[own]).astype(
-                                    dtype, copy=False
-                                )
-                                member.write(found.reshape(-1).view(np.uint8))
+                    with archive.open(
+                        _called(name, split), "w", force_zip64=True
+                    ) as member:
+                        _join_arrays(member, name, kind, files, rows)
             for name, value in self.constants.items():
                 with archive.open(f"{name}.npy", "w") as member:
                     np.lib.format.write_array(member, np.asarray(value))
@@ -451,7 +354,8 @@ class Begun:
     """
 
     def __init__(self, path: Path, count: int) -> None:
-        self.path, self.count = path, count
+        self.path = path
+        self.count = count
         self.archive: Any = None
         self.member: Any = None
         self.split = ""
@@ -461,10 +365,8 @@ class Begun:
         no use.
         """
         if self.archive is None:
-            self.split, self.archive = (
-                str(splits[0]),
-                zipfile.ZipFile(self.path, "w", allowZip64=True),
-            )
+            self.split = str(splits[0])
+            self.archive = zipfile.ZipFile(self.path, "w", allowZip64=True)
             self.member = self.archive.open(
                 _called("x", self.split), "w", force_zip64=True
             )
@@ -481,8 +383,39 @@ class Begun:
         self.close()
 
     def close(self) -> None:
-        for file in (self.member, self.archive) if self.archive is not None else ():
-            file.close()
+        if self.archive is not None:
+            self.member.close()
+            self.archive.close()
+
+
+def _add_kinds(kinds: dict[str, Kind], part: Any) -> None:
+    """Add the shapes and types of the arrays of a part; texts grow with the longest."""
+    for name in set(part.files) - {"skipped", "split"}:
+        with part.zip.open(f"{name}.npy") as member:
+            shape, _, dtype = read_header(member)
+        if name in kinds:
+            dtype = np.promote_types(kinds[name][1], dtype)
+        kinds[name] = shape[1:], dtype
+
+
+def _join_arrays(
+    member: Any,
+    name: str,
+    kind: Kind,
+    files: Sequence[Path],
+    rows: Sequence[NDArray[np.bool_]],
+) -> None:
+    """Write the chosen rows of an array of all parts, one part after another."""
+    shape, dtype = kind
+    count = sum(int(chosen.sum()) for chosen in rows)
+    _write_header(member, (count, *shape), dtype)
+    for file, chosen in zip(files, rows, strict=True):
+        if not chosen.any():
+            continue
+        values = open_rows(file, name)[0 : len(chosen)]
+        if not chosen.all():
+            values = values[chosen]
+        member.write(values.astype(dtype, copy=False).reshape(-1).view(np.uint8))
 
 
 def _write_header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -499,19 +432,15 @@ def _called(name: str, split: str) -> str:
     return f"{split}_{name}.npy" if split else f"{name}.npy"
 
 
-def ranks() -> tuple[int, int]:
-    """The rank of this process and the number of processes, as torchrun sets them."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _check_count(file: Path, found: int, size: int) -> None:
-    expect(found == size, f"{file}: holds {found} samples, expected {size}; {AGAIN}")
+def _check_count(file: Path, count: int, size: int) -> None:
+    if count != size:
+        raise InputError(f"{file}: holds {count} samples, expected {size}; {AGAIN}")
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
-        with np.load(file, allow_pickle=False) as found:
-            yield found
+        with np.load(file, allow_pickle=False) as arrays:
+            yield arrays
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{file}: cannot be read ({error}); {AGAIN}") from None

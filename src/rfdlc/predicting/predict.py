@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from rfdlc.data.dataset import Split
-from rfdlc.data.load import locate
-from rfdlc.data.readers.image_files import common_folder
-from rfdlc.data.samples import Samples, Sources, image_paths
+from rfdlc.data.opening import Sources, image_paths
+from rfdlc.data.readers.image_folder import common_folder
+from rfdlc.data.registry import locate
+from rfdlc.data.samples import Samples
 from rfdlc.decisions.budgets import Budget, Worth, allotted
 from rfdlc.decisions.decider import Decider, chosen_decider
 from rfdlc.decisions.rules import EXPECTED_UTILITY, OVER_BUDGET, UNFAMILIAR, largest
@@ -28,8 +29,9 @@ from rfdlc.decisions.unfamiliar import unfamiliar_action
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.formats.files import replacing
+from rfdlc.formats.resumable import ranks
 from rfdlc.formats.tables import split_name
-from rfdlc.predicting.parts import Computed, Parts, Report, TableStore, ranks
+from rfdlc.predicting.parts import Computed, Parts, Report, TableStore
 from rfdlc.probabilities.model import Probabilities
 from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.priors import PriorEstimate, PriorLike
@@ -43,7 +45,8 @@ from rfdlc.probabilities.scores import (
     Floats,
     check_class_names,
 )
-from rfdlc.training.model import Model, OwnBackbone
+from rfdlc.training.building import OwnBackbone
+from rfdlc.training.model import Model
 from rfdlc.training.run import Run
 
 KINDS = (".npz", ".parquet", ".csv")
@@ -409,13 +412,14 @@ class Table:
     def described(self) -> dict[str, Any]:
         """What the columns depend on beside the model and the samples."""
         prior = self.decider.model.decided_prior
+        rounded = None
         if prior is not None:
             # An estimated prior has the rounding of the device.
-            prior = [float(f"{share:.4g}") for share in prior]
+            rounded = [float(f"{share:.4g}") for share in prior]
         table = self.decider.to_dict()
         model = table["model"]
         return {
-            "prior": prior,
+            "prior": rounded,
             "utility": table["utility"],
             "calibrator": model["calibrator"],
             "combine": model["combine"],

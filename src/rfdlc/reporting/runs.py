@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rfdlc.data.load import locate
+from rfdlc.data.registry import locate
 from rfdlc.decisions.decider import Decider
 from rfdlc.decisions.utility import Utility
 from rfdlc.errors import InputError, expect, listing

@@ -152,7 +152,8 @@ def open_backend(
     expect(target_prior is None or not exported, baked)
     try:
         if not exported:
-            from rfdlc.training.model import Model, sensible_threads
+            from rfdlc.training.building import sensible_threads
+            from rfdlc.training.model import Model
     except ImportError:
         message = (
             'serving a run folder needs torch: pip install "rfdlc[train]", or serve an'

@@ -18,70 +18,29 @@ from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.policy import Policy
 from rfdlc.probabilities.classes import Indices
+from rfdlc.training.building import OwnBackbone, choose_device, method_net
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import ProcessGroup
 from rfdlc.training.factories import as_they_are, integrated_gain
 from rfdlc.training.loop import Epoch, PreparedStage, of_run, stacked
 from rfdlc.training.methods import Stage
-from rfdlc.training.model import Model, OwnBackbone, choose_device, method_net
+from rfdlc.training.model import Model
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import share_statistics
 from rfdlc.training.run import Run
+from rfdlc.training.settings import settings_where
 
-# The class weights and the utility term, which start after the deferred epoch.
-LATE = frozenset(
-    {
-        "weights",
-        "weight_power",
-        "weight_beta",
-        "utility",
-        "penalty",
-        "utility_form",
-        "utility_weights",
-        "alpha",
-        "deferred",
-    }
+# Settings that matter only after the deferred epoch.
+DEFERRED = settings_where(lambda setting: setting.in_stacks == "deferred")
+# All that two runs may differ in that begin as one training. Options of a method are
+# compared where they matter.
+NOT_FROM_THE_START = (
+    *DEFERRED,
+    *settings_where(lambda setting: setting.in_stacks == "unlearned"),
+    "method_options",
 )
-# Settings that change nothing in what a network learns.
-BOOKKEEPING = {
-    "combine",
-    "target_prior",
-    "calibration",
-    "evaluate_every",
-    "checkpoint_every",
-    "keep",
-    "refit",
-}
-BOOKKEEPING |= {"calibration_folds", "familiarity", "log"}
-EARLY = (
-    LATE | BOOKKEEPING | {"method_options"}
-)  # all that two runs may differ in that begin as one training
 # Settings that may differ between the runs of a stack.
-OWN = (
-    LATE
-    | BOOKKEEPING
-    | {
-        "seed",
-        "hold_out",
-        "trained_prior",
-        "margin",
-        "focal",
-        "prior_tau",
-        "repulsion",
-        "repulsion_tau",
-        "repulsion_strength",
-        "learning_rate",
-        "weight_decay",
-        "schedule",
-        "milestones",
-        "decay",
-        "warmup",
-        "mixup",
-        "cutmix",
-        "augment",
-        "method_options",
-    }
-)
+OWN_IN_STACKS = settings_where(lambda setting: setting.in_stacks != "shared")
 
 
 @dataclass(frozen=True)
@@ -101,7 +60,7 @@ class Stack:
     to epoch `end`.
     """
 
-    run: Run  # the first of them: all agree in everything that is not in `OWN`
+    run: Run  # the first of them: all agree in what is not in `OWN_IN_STACKS`
     members: list[Member]
     net: ParticleNet
     stages: list[PreparedStage]
@@ -153,9 +112,15 @@ class Stacker:
         """The network of a run, or of a stack of runs like it. What does not fit the
         data raises here.
         """
-        method, config, data = run.method, run.config, self.data
-        given = data.input_shape, data.classes, seeds or (config.seed,), self.backbone
-        return method_net(method, config, *given, start=run.start)
+        return method_net(
+            run.method,
+            run.config,
+            self.data.input_shape,
+            self.data.classes,
+            seeds=seeds or (run.config.seed,),
+            network=self.backbone,
+            start=run.start,
+        )
 
     def next_stack(self, waiting: Sequence[Run]) -> Stack:
         """The stack to train next: the runs that are least far, so that they can join
@@ -325,7 +290,7 @@ def stage_signature(run: Run, number: int) -> Hashable:
         if stage.finalize or combination is not as_they_are
         else None
     )  # used by the stack
-    shared = tuple(value for name, value in config if name not in OWN)
+    shared = tuple(value for name, value in config if name not in OWN_IN_STACKS)
     return (
         run.spans[number],
         _kind(stage, config),
@@ -353,20 +318,20 @@ def same_until(one: Run, other: Run) -> int:
 
 def _training(run: Run) -> Iterator[tuple[Hashable, int]]:
     """All that a training does from its beginning, in order, each until an epoch:
-    stages, cut where LATE starts.
+    stages, cut where deferred settings start to matter.
     """
     method, config, options = (
         run.method,
         run.phase_config,
         str(run.config.method_options),
     )
-    late = tuple(getattr(config, name) for name in sorted(LATE))
+    late = tuple(getattr(config, name) for name in DEFERRED)
     begins = (
         inf
         if config.weights == "constant" and config.utility == "none"
         else config.deferred_epoch
     )
-    shared = tuple(value for name, value in config if name not in EARLY)
+    shared = tuple(value for name, value in config if name not in NOT_FROM_THE_START)
     past: Hashable = (
         method.combination,
         method.combination is as_they_are or options,
@@ -382,7 +347,7 @@ def _training(run: Run) -> Iterator[tuple[Hashable, int]]:
             stage.loss or method.loss,
             stage.number("learning_rate_factor", config),
         )
-        plain = loss is integrated_gain  # until LATE starts, it is what it is without
+        plain = loss is integrated_gain  # until these matter, it is what it is without
         past = (
             past,
             end,

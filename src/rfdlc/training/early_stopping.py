@@ -13,9 +13,10 @@ from torch import nn
 from rfdlc.data.dataset import Dataset
 from rfdlc.errors import expect
 from rfdlc.progress import announce
-from rfdlc.training.config import SAFETY, TABULAR
+from rfdlc.training.config import SAFETY
 from rfdlc.training.methods import Stage
 from rfdlc.training.run import Run
+from rfdlc.training.settings import TABULAR
 from rfdlc.training.trial_plan import TUNING
 
 BEST = "best.safetensors"

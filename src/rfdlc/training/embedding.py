@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from rfdlc.data.dataset import PHOTOGRAPHS, Normalisation
 from rfdlc.data.embedding import OUTPUT, Embedding
 from rfdlc.data.loader import Normaliser
-from rfdlc.data.samples import Item, ahead
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.formats.files import has_external_data, sha256_of
+from rfdlc.formats.threads import Item, ahead
 from rfdlc.imports import trust
 from rfdlc.progress import announce
 from rfdlc.training.networks import pretrained as networks

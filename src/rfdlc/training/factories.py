@@ -11,9 +11,10 @@ from torch import nn
 from rfdlc.data.loader import SAMPLINGS
 from rfdlc.errors import expect
 from rfdlc.probabilities.classes import Classes
-from rfdlc.training.config import TABULAR, TrainConfig
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.losses import Loss, terms
 from rfdlc.training.networks.particles import Combination, Router
+from rfdlc.training.settings import TABULAR
 
 Matrix = NDArray[np.float64]
 LossFactory = Callable[

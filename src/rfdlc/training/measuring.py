@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from rfdlc.data.images import ImageFiles
+from rfdlc.training.building import sensible_threads
 from rfdlc.training.config import SAFETY, TrainConfig
 from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import epochs
 from rfdlc.training.methods import SMALL_CNN
-from rfdlc.training.model import sensible_threads
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer

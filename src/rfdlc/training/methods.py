@@ -17,7 +17,7 @@ from rfdlc.imports import choose_registered, register_first
 from rfdlc.probabilities.classes import Classes
 from rfdlc.probabilities.priors import NAMED, Prior, as_prior
 from rfdlc.training import factories
-from rfdlc.training.config import TABULAR, TrainConfig, preset
+from rfdlc.training.config import TrainConfig, preset
 from rfdlc.training.factories import (
     CombinationFactory,
     LossFactory,
@@ -38,6 +38,7 @@ from rfdlc.training.networks.particles import (
     nested_groups,
 )
 from rfdlc.training.optimisation import normalise_head
+from rfdlc.training.settings import TABULAR
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,19 @@ from rfdlc.data.loader import ResidentLoader, capture
 from rfdlc.data.streamed import StreamedLoader
 from rfdlc.errors import expect
 from rfdlc.imports import trust
-from rfdlc.training.config import TABULAR
+from rfdlc.training.building import (
+    choose_device,
+    method_net,
+    sensible_threads,
+    start_of,
+)
 from rfdlc.training.execution import Execution
 from rfdlc.training.loop import PreparedStage, split_outputs
 from rfdlc.training.methods import resolve
-from rfdlc.training.model import choose_device, method_net, sensible_threads, start_of
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import Conv, Linear
 from rfdlc.training.run import load_for
+from rfdlc.training.settings import TABULAR
 from rfdlc.training.step import Step, reduced
 
 # An activation is written and read forward, read again backward, and so is its

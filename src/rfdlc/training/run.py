@@ -41,7 +41,8 @@ from torch import Tensor
 from rfdlc import __version__
 from rfdlc.data.dataset import Dataset, Normalisation, by_reason
 from rfdlc.data.images import ImageFiles
-from rfdlc.data.load import find_reader, load, options_of
+from rfdlc.data.load import load
+from rfdlc.data.registry import find_reader
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.formats.files import (
     as_csv,
@@ -59,6 +60,7 @@ from rfdlc.probabilities.predictions import Predictions
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.pretrained import Start, Weights
+from rfdlc.training.settings import settings_where
 from rfdlc.training.trial_plan import TUNING, Settings, TrialPlan
 
 FORMAT = "rfdlc-run"
@@ -71,17 +73,12 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 KNOWN, CHECKSUM = "rfdlc", "sha256"
 CLASSES, CONFIGURATION = "classes", "configuration"
 MODEL, DECIDER, HELD_OUT = "model.safetensors", "decider.json", "held-out.npz"
-MAY_CHANGE = (
-    "device",
-    "workers",
-    "compile",
-    "execution",
-    "parallel",
-    "log",
-)  # between the calls that train a run
-# When files are written, on which nothing else depends
-WHEN = ("keep", "checkpoint_every", "evaluate_every")
-# What may change where data or a run folder are moved: no model depends on it
+MAY_CHANGE = settings_where(lambda setting: setting.may_change_on_resume)
+NO_MODEL_DEPENDS_ON = settings_where(
+    lambda setting: setting.may_change_on_resume or setting.only_when_written
+)
+# Keys of `describe_data` that change where data or a run folder are moved: no model
+# depends on them
 PLACE = ("source", "root", "options", "name", "notes")
 
 Rows = list[dict[str, Any]]
@@ -277,7 +274,7 @@ class Run:
         """
         settings = self.metadata["settings"] | self.chosen
         data = dict(self.metadata["data"])
-        for name in (*MAY_CHANGE, *WHEN):
+        for name in NO_MODEL_DEPENDS_ON:
             settings.pop(name, None)
         for name in PLACE:
             data.pop(name, None)
@@ -629,21 +626,16 @@ def sizes_for(
     """The options that decode image files as a network expects them; none for other
     data.
     """
-    known = (
-        ()
-        if isinstance(source, Dataset)
-        else options_of(find_reader(source, root, drop)[0])
-    )
+    if isinstance(source, Dataset):
+        return {}
+    reader, _ = find_reader(source, root, drop)
     wanted = config.replace(**start.settings)
-    sized: dict[str, Any] = (
-        {"image_size": wanted.image_size} if wanted.image_size else {}
-    )
-    sized |= (
-        {"interpolation": wanted.interpolation}
-        if wanted.interpolation != "auto"
-        else {}
-    )
-    return {name: value for name, value in sized.items() if name in known}
+    sizes = dict[str, Any]()
+    if wanted.image_size and "image_size" in reader.options:
+        sizes["image_size"] = wanted.image_size
+    if wanted.interpolation != "auto" and "interpolation" in reader.options:
+        sizes["interpolation"] = wanted.interpolation
+    return sizes
 
 
 def data_of(run: Run, data: Any = None) -> Dataset:

@@ -380,13 +380,9 @@ def _decays(each: Sequence[TrainConfig]) -> list[float]:
     """Weight decays: one where all runs have the same and their rates are the same in
     every epoch, else one per run.
     """
-    names = (
-        "weight_decay",
-        "learning_rate",
-        "schedule",
-        "milestones",
-        "decay",
-        "warmup",
+    alike = all(
+        config.in_group(group) == each[0].in_group(group)
+        for config in each
+        for group in ("optimiser", "schedule")
     )
-    alike = len({tuple(getattr(own, name) for name in names) for own in each}) == 1
     return [own.weight_decay for own in (each[:1] if alike else each)]

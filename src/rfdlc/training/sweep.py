@@ -17,14 +17,11 @@ from typing import Any
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.imports import IMPORTED, import_own
 from rfdlc.training.plans import OF_DATA, TABLE, Job, Plan, Row, row_of, write_rows
+from rfdlc.training.settings import settings_where
 
 ENGINES = ("local", "ray")
-APART = (
-    "backbone",
-    "pretrained",
-    "backbone_options",
-    "image_size",
-)  # runs that differ in these are trained in turn
+# Runs that differ in these are trained in turn
+APART = settings_where(lambda setting: setting.starts_network)
 MOST_RUNS, LONGEST_NAME = 10_000, 120
 DEVIATION = "_deviation"  # behind the name of a metric
 RETRIES = 3  # of a job on Ray whose worker has died

@@ -28,19 +28,20 @@ from rfdlc.probabilities.classes import Classes, Indices
 from rfdlc.probabilities.priors import as_prior
 from rfdlc.probabilities.scores import Floats, safe_log, softmax
 from rfdlc.progress import announce, live
-from rfdlc.training.config import SAFETY, TrainConfig
-from rfdlc.training.factories import carried_prior
-from rfdlc.training.loop import ROWS, PreparedStage, epochs, split_outputs
-from rfdlc.training.methods import NETWORKS, Method, resolve
-from rfdlc.training.model import (
+from rfdlc.training.building import (
     choose_device,
     method_net,
     new_decider,
     sensible_threads,
 )
+from rfdlc.training.config import SAFETY, TrainConfig
+from rfdlc.training.factories import carried_prior
+from rfdlc.training.loop import ROWS, PreparedStage, epochs, split_outputs
+from rfdlc.training.methods import NETWORKS, Method, resolve
 from rfdlc.training.networks import mixture
 from rfdlc.training.networks.mixture import Mixture, Networks, TrainingRange, sees_logs
 from rfdlc.training.networks.particles import place
+from rfdlc.training.settings import settings_where
 from rfdlc.training.skewed import Parameters, find_skewed, signed_log
 
 TREES, ITERATIONS, DEEPEST = (
@@ -89,21 +90,7 @@ PRIOR_SAMPLES, RIDGE = (
     1.0,
     0.05,
 )  # that favour equal weights, also those of members that are the same
-OF_NETWORKS = (
-    "epochs",
-    "learning_rate",
-    "batch_size",
-    "particles",
-    "widths",
-    "head",
-    "optimiser",
-    "schedule",
-    "weight_decay",
-    "mixup",
-    "weights",
-    "prior_tau",
-    "sampling",
-)
+OF_NETWORKS = settings_where(lambda setting: setting.networks_only)
 
 Fit = Callable[
     [Floats, Indices, Any, int], Any
@@ -188,22 +175,17 @@ def table_plan(data: Dataset, method: str, config: TrainConfig) -> dict[str, str
     usual = resolve(
         method, data.name, {"backbone": config.backbone}, data.suits, len(data.train)
     )[1]
-    unused = unused_settings(data, config, usual)
-    return {
+    decider = new_decider(method, config, data.classes)
+    plan = {
         "data": known,
         "candidates": ", ".join(names) + most,
         "training": f"{fits}; weighed by held-out likelihood",
-        **(
-            {"ignored": f"{', '.join(unused)}: for networks; use backbone=mlp"}
-            if unused
-            else {}
-        ),
-        "decisions": (
-            new_decider(method, config, data.classes).model.decided_for.removeprefix(
-                "decided "
-            )
-        ),
     }
+    unused = unused_settings(data, config, usual)
+    if unused:
+        plan["ignored"] = f"{', '.join(unused)}: for networks; use backbone=mlp"
+    plan["decisions"] = decider.model.decided_for.removeprefix("decided ")
+    return plan
 
 
 def unused_settings(

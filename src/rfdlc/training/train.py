@@ -11,7 +11,8 @@ from rfdlc.data.embedding import weights_of
 from rfdlc.errors import REPLACE, InputError, expect, listing, repeated
 from rfdlc.imports import trust
 from rfdlc.probabilities.scores import check_class_names
-from rfdlc.training.config import TABULAR, TrainConfig
+from rfdlc.training.building import OwnBackbone, start_of
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import (
     SINGLE,
     ProcessGroup,
@@ -20,7 +21,7 @@ from rfdlc.training.distributed import (
     under_torchrun,
 )
 from rfdlc.training.methods import resolve
-from rfdlc.training.model import NETWORK, Model, OwnBackbone, start_of
+from rfdlc.training.model import Model
 from rfdlc.training.run import (
     Checkpoint,
     Run,
@@ -29,24 +30,20 @@ from rfdlc.training.run import (
     load_for,
     sizes_for,
 )
+from rfdlc.training.settings import TABULAR, settings_where
 from rfdlc.training.trainer import Trainer
 from rfdlc.training.tuning import check_tuning, tune
 
-TUNED = ("tune", "budget")
-FIXED_IN_FORKS = (
-    *NETWORK,
-    "lora",
-    "widths",
-    "whiten",
-    "particles",
-    "shared_stages",
-    "head",
-    "seed",
-    "hold_out",
-    "refit",
-    "calibration_folds",
-    "optimiser",
+STARTS_NETWORK = settings_where(lambda setting: setting.starts_network)
+FIXED_IN_FORKS = settings_where(
+    lambda setting: setting.starts_network or setting.fixed_in_forks
 )
+OWN_PER_PROCESS = settings_where(lambda setting: setting.own_per_process)
+LEADING = settings_where(lambda setting: setting.decides_defaults)
+NO_TRIALS = {
+    name: TrainConfig.model_fields[name].default
+    for name in settings_where(lambda setting: setting.asks_for_trials)
+}
 
 
 @dataclass(frozen=True)
@@ -289,7 +286,7 @@ def prepare_runs(
             for spec in specs
         ]
         networks_of = [
-            str([getattr(config, name) for name in NETWORK]) for config in early
+            str([getattr(config, name) for name in STARTS_NETWORK]) for config in early
         ]
         known = {
             key: start_of(config, backbone)
@@ -332,7 +329,7 @@ def prepare_runs(
     own = {
         key: value
         for key, value in runs[0].config.to_dict().items()
-        if key not in ("device", "workers")
+        if key not in OWN_PER_PROCESS
     }
     group.expect_same(
         {"method": runs[0].method_name, **own, "data": described["fingerprint"]}
@@ -372,15 +369,12 @@ def without_trials(specs: Sequence[RunSpec]) -> list[RunSpec]:
         " them out"
     )
     expect(not any(_asks_for_trials(spec.settings) for spec in specs), alone)
-    return [
-        replace(spec, settings={**spec.settings, "tune": "off", "budget": 0})
-        for spec in specs
-    ]
+    return [replace(spec, settings={**spec.settings, **NO_TRIALS}) for spec in specs]
 
 
 def _asks_for_trials(settings: Mapping[str, Any]) -> bool:
     return TrainConfig(
-        **{name: settings[name] for name in TUNED if name in settings}
+        **{name: settings[name] for name in NO_TRIALS if name in settings}
     ).tuned
 
 
@@ -413,10 +407,9 @@ def _configure_fork(
     before = {"preset": old.preset}
     plain = resolve(source.method_name, name, before, kind)[1]
     leading = {
-        key: getattr(old, key) for key in ("backbone", "head", "epochs")
-    }  # on which the usual ones depend
-    leading = {
-        key: value for key, value in leading.items() if value != getattr(plain, key)
+        name: getattr(old, name)
+        for name in LEADING
+        if getattr(old, name) != getattr(plain, name)
     }
     usual = resolve(source.method_name, name, {**before, **leading}, kind)[1].to_dict()
     chosen = {
@@ -433,7 +426,7 @@ def _configure_fork(
     }
     apart = "a fork continues a training and has no trials: leave tune and budget out"
     expect(not _asks_for_trials(changes), apart)
-    chosen |= {"tune": "off", "budget": 0}
+    chosen |= NO_TRIALS
     run.config = resolve(run.method_name, name, {**before, **chosen, **changes}, kind)[
         1
     ]

@@ -33,7 +33,12 @@ from rfdlc.probabilities.uncertainty import mutual_information
 from rfdlc.progress import announce, live, speaks
 from rfdlc.training import early_stopping
 from rfdlc.training._stacking import Member, Stack, Stacker
-from rfdlc.training.config import TABULAR
+from rfdlc.training.building import (
+    OwnBackbone,
+    choose_device,
+    new_decider,
+    sensible_threads,
+)
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.early_stopping import (
     BEST,
@@ -44,17 +49,12 @@ from rfdlc.training.early_stopping import (
     restore_best,
 )
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs, loss_of, views_of
-from rfdlc.training.model import (
-    Model,
-    OwnBackbone,
-    choose_device,
-    new_decider,
-    sensible_threads,
-)
+from rfdlc.training.model import Model
 from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.pretrained import PREFIX
 from rfdlc.training.run import MAY_CHANGE, PREVIOUS, Checkpoint, Run, data_of
+from rfdlc.training.settings import TABULAR
 from rfdlc.training.sinks import Write, check_sinks, open_sinks, step_of
 from rfdlc.training.step import check_sharding
 from rfdlc.training.tabular import check_table, fit_table, table_plan

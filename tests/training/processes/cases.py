@@ -20,13 +20,13 @@ from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
 from rfdlc.probabilities.classes import as_classes
 from rfdlc.training import distributed, loop, step
+from rfdlc.training.building import method_net
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group
 from rfdlc.training.loop import build_stages, epochs
 from rfdlc.training.losses import RunLosses, mean_loss
 from rfdlc.training.losses.terms import Routing, SelfDistillation
 from rfdlc.training.methods import METHODS, Method, resolve
-from rfdlc.training.model import method_net
 from rfdlc.training.networks.particles import place
 from rfdlc.training.networks.stack import BatchNorm, share_statistics
 from rfdlc.training.sharding import ShardedCopy

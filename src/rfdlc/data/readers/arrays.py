@@ -2,27 +2,24 @@
 memory.
 """
 
-import math
 import re
-import struct
 import warnings
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PositiveInt
 
-from rfdlc.data.dataset import SPLITS, Dataset, Split, as_images, as_inputs
+from rfdlc.data.dataset import Dataset, Split, as_inputs, choose_split
 from rfdlc.data.embedding import Embedding
-from rfdlc.data.images import resized
+from rfdlc.data.reader import DataReader, Listing, Place, Request
+from rfdlc.data.rows import doubtful
+from rfdlc.data.samples import UNKNOWN, Chunk, Samples, fingerprint_of, matched
 from rfdlc.data.table import blurred
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.formats.files import OBJECTS, array_of, open_npz
+from rfdlc.formats.arrays import NPY, NPZ, open_arrays, open_npy
 from rfdlc.formats.tables import split_name
 from rfdlc.probabilities.classes import Classes, as_array, is_missing, numbered
 
@@ -39,32 +36,8 @@ ROLES |= {
     "names": "names",
     "classes": "names",
 }
-ORGANS = (
-    "bladder,femur-left,femur-right,heart,kidney-left,kidney-right,liver,"
-    "lung-left,lung-right,pancreas,spleen"
-)
-# The files of MedMNIST hold numbers only. These are the names in its own description.
-MEDMNIST = {
-    "dermamnist": "akiec,bcc,bkl,df,mel,nv,vasc",
-    "pathmnist": (
-        "adipose,background,debris,lymphocytes,mucus,smooth muscle,normal colon mucosa,"
-        "cancer-associated stroma,colorectal adenocarcinoma epithelium"
-    ),
-    "octmnist": "choroidal neovascularization,diabetic macular edema,drusen,normal",
-    "pneumoniamnist": "normal,pneumonia",
-    "breastmnist": "malignant,normal or benign",
-    "bloodmnist": (
-        "basophil,eosinophil,erythroblast,immature"
-        " granulocyte,lymphocyte,monocyte,neutrophil,platelet"
-    ),
-    "retinamnist": "0,1,2,3,4",
-    "tissuemnist": "0,1,2,3,4,5,6,7",
-    **dict.fromkeys(("organamnist", "organcmnist", "organsmnist"), ORGANS),
-}
-PREDICTED = (
-    "logits",
-    "probabilities",
-)  # arrays of the files that `predict` and runs write
+# Arrays of the files that `predict` and runs write.
+PREDICTED = ("logits", "probabilities")
 EMBEDDING = "embedding"  # the array with the text that says how features were made
 EXPECTED = (
     "x and y, or train_x, train_y, test_x, test_y (and val_x, val_y, groups, ids,"
@@ -72,33 +45,31 @@ EXPECTED = (
 )
 
 
-def read(path: Path) -> Dataset:
+def read(place: Place) -> Dataset:
     """An `.npz`, or a folder of `.npy` files, with `x` and `y`, or with `train_x`,
     `train_y`, `test_x`, ...
     """
-    arrays = open_arrays(path)
-    made, data = (
-        arrays.get(EMBEDDING),
-        from_arrays(path.name if path.is_dir() else path.stem, arrays),
-    )
-    return (
-        data
-        if made is None
-        else replace(data, embedding=Embedding.read(str(made), path).beside(path))
-    )
+    path = place.path
+    arrays = open_inputs(path)
+    data = from_arrays(path.name if path.is_dir() else path.stem, arrays)
+    if EMBEDDING not in arrays:
+        return data
+    embedding = Embedding.read(str(arrays[EMBEDDING]), path)
+    return replace(data, embedding=embedding.beside(path))
 
 
-def read_npy(path: Path, *, labels: str | Path | None = None) -> Dataset:
-    """A pair of files: the features at `path`, the labels at `labels` (`y.npy` beside
+def read_npy(place: Place, *, labels: str | Path | None = None) -> Dataset:
+    """A pair of files: the features at the path, the labels at `labels` (`y.npy` beside
     it if not given).
     """
+    path = place.path
     beside = Path(labels) if labels is not None else path.with_name("y.npy")
-    fix = "name them with labels (--labels; to rfdlc train data.labels=FILE)"
-    expect(
-        beside.is_file() and beside != path,
-        f"{path}: there are no labels for it at {beside}; {fix}",
-    )
-    return from_arrays(path.stem, {"x": _open(path), "y": _open(beside)})
+    if beside == path or not beside.is_file():
+        raise InputError(
+            f"{path}: there are no labels for it at {beside}; name them with labels"
+            " (--labels; to rfdlc train data.labels=FILE)"
+        )
+    return from_arrays(path.stem, {"x": open_npy(path), "y": open_npy(beside)})
 
 
 def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
@@ -124,168 +95,137 @@ def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
     return from_arrays(name, arrays)
 
 
-def is_medmnist(path: Path) -> bool:
-    """Whether an `.npz` has MedMNIST's keys: images and labels of each split, and
-    nothing else, such as names.
-    """
-    keys = list[str]()
-    with (
-        suppress(Exception),
-        zipfile.ZipFile(path) as archive,
-    ):  # damaged in any way: reading it will say how
-        keys = archive.namelist()
-    known = {f"{split}_{role}.npy" for split in SPLITS for role in ("images", "labels")}
-    return {"train_images.npy", "train_labels.npy"} <= set(keys) <= known
-
-
-def find_medmnist(root: Path, name: str) -> Path:
-    """The file of a named MedMNIST in a folder: `dermamnist.npz`, or the one larger
-    version there is.
-    """
-    plain = root / f"{name}.npz"
-    found = [plain] if plain.is_file() else sorted(root.glob(f"{name}_*.npz"))
-    fix = (
-        f"there are several, name one by its path: {listing(found)}"
-        if found
-        else "download it from medmnist.com"
-    )
-    expect(
-        len(found) == 1,
-        f"{name} was not found as {plain}: {fix}, or give its folder with root"
-        " (--root)",
-    )
-    return found[0]
-
-
-def read_medmnist(path: Path, *, image_size: PositiveInt | None = None) -> Dataset:
-    """The file's own splits and natural tail, classes in the file's order; resized on
-    request.
-    """
-    arrays, ids = open_arrays(path), {}
-    labels = {key: values for key, values in arrays.items() if key.endswith("_labels")}
-    integers = all(values.dtype.kind in "iu" for values in labels.values())
-    expect(
-        integers,
-        f"{path}: has labels that are not integers: expected one class number per"
-        " image",
-    )
-    largest = max(int(values.max(initial=0)) for values in labels.values())
-    known = MEDMNIST.get(_words(path.stem)[0], "").split(",")
-    names = known if len(known) > largest else numbered(largest, f"{path}: ")
-    for key, values in arrays.items():
-        split, _, role = key.partition("_")
-        ids[f"{split}_ids"] = [f"{split}/{i}" for i in range(len(values))]
-        if image_size is not None and role == "images":
-            arrays[key] = resized(as_images(f"{path}, {key}", values), image_size)
-    return from_arrays(path.stem, {**arrays, **ids, "names": names})
-
-
-def open_arrays(path: Path, *, streamed: bool = False) -> dict[str, Any]:
+def open_inputs(path: Path, *, streamed: bool = False) -> dict[str, Any]:
     """Arrays of an `.npz`, an `.npy` (and the `y.npy` beside it) or a folder, by name;
     `streamed` inputs on demand.
     """
-    if path.is_dir():
-        return {file.stem: _open(file, streamed) for file in sorted(path.glob("*.npy"))}
-    if path.suffix.lower() == ".npz":
-        with _explained(path), open_npz(path, streamed) as found:
-            lazy = [
-                key
-                for key in found.files
-                if streamed and "x" in map(ROLES.get, _words(key))
-            ]
-            return {
-                key: _zipped(path, key) if key in lazy else array_of(found, key)
-                for key in found.files
-            }
+    if path.is_dir() or path.suffix.lower() == NPZ:
+        return open_arrays(path, streamed=is_inputs if streamed else None)
+    found = {"x": open_npy(path, mapped=streamed)}
     labels = path.with_name("y.npy")  # goes with X.npy, not with X_test.npy
-    beside = (
-        labels.is_file()
-        and labels != path
-        and not any(map(split_name, _words(path.stem)))
-    )
-    return {"x": _open(path, streamed)} | (
-        {"y": _open(labels, streamed)} if beside else {}
-    )
+    of_a_split = any(map(split_name, words_of(path.stem)))
+    if labels.is_file() and labels != path and not of_a_split:
+        found["y"] = open_npy(labels)
+    return found
 
 
-def _open(path: Path, mapped: bool = False) -> NDArray[Any]:
-    with _explained(path):
-        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+def is_folder(place: Place) -> bool:
+    return place.path.is_dir() and any(place.path.glob(f"*{NPY}"))
 
 
-def _zipped(path: Path, key: str) -> Any:
-    """Rows of an array in an `.npz` file on demand, or the whole array where it is
-    stored by column.
+def is_inputs(key: str) -> bool:
+    return "x" in map(ROLES.get, words_of(key))
+
+
+def open_rows(place: Place, request: Request) -> Samples:
+    """`x`, and `y`, `ids` and `names` where they exist; rows of `x` are read on
+    demand.
     """
-    archive = zipfile.ZipFile(path)  # stays open as long as its rows are read
-    file, member = archive.open(f"{key}.npy"), archive.getinfo(f"{key}.npy")
-    shape, by_column, dtype = read_header(file)
-    if dtype.hasobject or by_column or not shape:
-        return np.load(path, allow_pickle=False)[key]
-    if member.compress_type != zipfile.ZIP_STORED:
-        return ZippedRows(path, file, file.tell(), shape, dtype)
-    stored = path.open("rb")  # read directly, which is twice as fast
-    stored.seek(member.header_offset + 26)
-    start = (
-        member.header_offset + 30 + sum(struct.unpack("<HH", stored.read(4)))
-    )  # name and extra field lie between
-    return ZippedRows(path, stored, start + file.tell(), shape, dtype)
-
-
-def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape of an array in numpy's format, whether it is stored by column, and its
-    type; its content follows.
-    """
-    old = np.lib.format.read_magic(file) == (1, 0)
-    return (
-        np.lib.format.read_array_header_1_0
-        if old
-        else np.lib.format.read_array_header_2_0
-    )(file)
-
-
-@dataclass(frozen=True)
-class ZippedRows:
-    """Rows of an array in an `.npz` file, which are cheap to read in ascending order,
-    compressed or not.
-    """
-
-    path: Path
-    file: IO[bytes]
-    start: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        count, size = (
-            rows.stop - rows.start,
-            self.dtype.itemsize * math.prod(self.shape[1:]),
+    path, spec = place.path, request.spec
+    arrays = open_inputs(path, streamed=True)
+    if EMBEDDING in arrays:
+        made = Embedding.read(str(as_array(arrays[EMBEDDING])), path)
+        spec.check_embedding(path, made)
+    roles, names = _roles_of(path, arrays, request.split)
+    inputs = roles["x"]
+    of_features = spec.embedding is not None and len(inputs.shape) == 2
+    if of_features and EMBEDDING not in arrays:
+        warnings.warn(
+            f"{path} does not say which network made its features: that it is the one"
+            " that made the training features is taken on trust",
+            stacklevel=2,
         )
-        with _explained(self.path):
-            self.file.seek(self.start + rows.start * size)
-            found = np.empty((count, *self.shape[1:]), self.dtype)
-            place = found.reshape(-1).view(np.uint8)
-            length = self.file.readinto(place)  # type: ignore[attr-defined]
-            expect(length == count * size, "it ends too early")
-            return found
+    labels = np.full(inputs.shape[0], UNKNOWN)
+    doubt = ""
+    if "y" in roles:
+        theirs, indices = _labels(str(path), roles["y"], names, spec.classes)
+        labels = matched(indices, theirs, spec.classes)
+        doubt = doubtful(labels, (theirs[index] for index in indices))
+    ids: list[str] | None = None
+    if "ids" in roles:
+        ids = [str(text) for text in as_array(roles["ids"])]
+
+    def read(rows: range) -> Chunk:
+        here = slice(rows.start, rows.stop)
+        values = inputs[here]
+        if isinstance(values, np.memmap):  # read here, in its own thread
+            values = np.array(values)
+        features = as_inputs(f"{path}, from row {rows.start} on", values)
+        return Chunk(Split(features, labels[here], None if ids is None else ids[here]))
+
+    return Samples(
+        labels,
+        named=ids is not None,
+        fingerprint=fingerprint_of(path),
+        read=read,
+        ids=ids,
+        groups=roles.get("groups"),
+        doubt=doubt,
+    )
 
 
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # a damaged file can fail in any way
-        reason = (
-            "cannot be read as numpy arrays, it is damaged or of another format"
-            f" ({error})"
+def _roles_of(
+    path: Path, arrays: dict[str, Any], split: str | None
+) -> tuple[dict[str, Any], list[str] | None]:
+    """{role: array} of a split, and the names of the classes where the file has them;
+    raises unless there is one entry per sample.
+    """
+    splits = by_split(path.name, arrays)
+    names = splits.get("", {}).pop("names", None)
+    with_roles = {name or "train": roles for name, roles in splits.items() if roles}
+    roles = with_roles[choose_split(str(path), with_roles, split)]
+    counts = {array.shape[:1] for array in roles.values()}
+    if "x" not in roles or len(counts) > 1 or () in counts:
+        shapes = [f"{role} of shape {array.shape}" for role, array in roles.items()]
+        raise InputError(
+            f"{path}: has {', '.join(shapes)}: expected inputs x (or test_x, X_test,"
+            " ...), and one of each per sample"
         )
-        if OBJECTS in str(error):  # of one array that is named
-            reason = str(error)
-        elif "allow_pickle" in str(error) or "Python objects" in str(error):
-            reason = f"holds {OBJECTS}, such as values.astype('U')"
-        raise InputError(f"{path}: {reason}") from None
+    return roles, None if names is None else as_array(names).tolist()
+
+
+def _labels(
+    path: str, values: NDArray[Any], names: Sequence[str] | None, classes: Classes
+) -> tuple[list[str], NDArray[np.int64]]:
+    """The names of the file's classes and their indices: numbers are indices of its
+    names, or are names themselves.
+    """
+    flat = as_array(column(path, "labels", values))
+    # As they are read for training.
+    whole = flat.dtype.kind == "f" and (flat == np.floor(flat)).all()
+    truth = flat.dtype.kind == "b" and "True" not in classes.names
+    if whole or truth:
+        flat = flat.astype(np.int64)
+    distinct, place = np.unique(flat, return_inverse=True)
+    if names is None or distinct.dtype.kind not in "iu":
+        return [str(name) for name in distinct], place.astype(np.int64)
+    least = min(distinct, default=0)
+    most = max(distinct, default=0)
+    if least < 0 or most >= len(names):
+        raise InputError(
+            f"{path}: labels go from {least} to {most}, but there are {len(names)}"
+            " names"
+        )
+    return [str(name) for name in names], flat.astype(np.int64)
+
+
+def list_splits(place: Place, request: Request) -> Listing:
+    """The splits of arrays, and the names of their classes."""
+    path = place.path
+    splits = by_split(path.name, open_inputs(path, streamed=True))
+    names = splits.get("", {}).pop("names", None)
+    with_roles = {split: roles for split, roles in splits.items() if roles}
+    if names is not None:
+        return Listing([*with_roles], [str(name) for name in as_array(names)])
+    if not any("y" in roles for roles in with_roles.values()):
+        return Listing([*with_roles], [])
+    trained = {split or "train": roles for split, roles in with_roles.items()}
+    return Listing([*with_roles], class_names(path.name, trained))
+
+
+def holds_features(place: Place) -> bool:
+    splits = by_split(place.path.name, open_inputs(place.path, streamed=True))
+    return any(len(roles["x"].shape) == 2 for roles in splits.values() if "x" in roles)
 
 
 def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
@@ -340,30 +280,30 @@ def by_split(name: str, arrays: dict[str, Any]) -> dict[str, dict[str, Any]]:
                 f"{name}: holds predictions ({key}), not samples: `rfdlc decide`,"
                 f" `evaluate` and `report` read it; samples are {EXPECTED}"
             )
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for key, array in arrays.items():
         if key == EMBEDDING:
             continue
-        words = _words(key)
+        words = words_of(key)
         splits = [split for split in map(split_name, words) if split]
         roles = [ROLES[word] for word in words if word in ROLES]
-        known = len(roles) == 1 and len(splits) <= 1 and len(words) == 1 + len(splits)
-        expect(
-            known,
-            f"{name}: the array {key!r} has a name that is not known here: expected"
-            f" {EXPECTED}",
-        )
-        own = found.setdefault("".join(splits), {})
-        twice = (
-            f"{name}: two arrays mean the same, {key!r} is the second"
-            f" ({listing(arrays)}): keep one"
-        )
-        expect(roles[0] not in own, twice)
-        own[roles[0]] = array
-    return found
+        one_role = len(roles) == 1 and len(splits) <= 1
+        if not one_role or len(words) > 1 + len(splits):
+            raise InputError(
+                f"{name}: the array {key!r} has a name that is not known here: expected"
+                f" {EXPECTED}"
+            )
+        of_split = by_name.setdefault("".join(splits), {})
+        if roles[0] in of_split:
+            raise InputError(
+                f"{name}: two arrays mean the same, {key!r} is the second"
+                f" ({listing(arrays)}): keep one"
+            )
+        of_split[roles[0]] = array
+    return by_name
 
 
-def _words(key: str) -> list[str]:
+def words_of(key: str) -> list[str]:
     return [word for word in re.split(r"[_\-. ]+", key.lower()) if word]
 
 
@@ -420,3 +360,15 @@ def column(where: str, what: str, values: NDArray[Any]) -> NDArray[Any]:
         f"{where}: {what} have shape {values.shape}: expected one per sample{hint}",
     )
     return flat
+
+
+NPZ_FILES = DataReader(
+    read,
+    suffixes=[NPZ],
+    open=open_rows,
+    list_splits=list_splits,
+    holds_features=holds_features,
+)
+FOLDER_OF_ARRAYS = replace(NPZ_FILES, suffixes=(), recognises=is_folder)
+NPY_FILES = replace(NPZ_FILES, read=read_npy, suffixes=[NPY])
+IN_MEMORY = DataReader(from_memory, recognises=lambda source: True)

@@ -1,17 +1,16 @@
-"""Images in files, and folders of them: `root/[SPLIT/]CLASS/*.png`."""
+"""Images in files, whatever lists them: read into memory, or opened in chunks."""
 
 import math
 import os
-import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from pydantic import PositiveInt
+from numpy.typing import NDArray
 
 from rfdlc.data.dataset import (
     LINKING,
@@ -20,7 +19,6 @@ from rfdlc.data.dataset import (
     Normalisation,
     Split,
     by_reason,
-    choose_split,
 )
 from rfdlc.data.images import (
     GREY,
@@ -32,9 +30,8 @@ from rfdlc.data.images import (
     Resizing,
     attempt,
 )
-from rfdlc.errors import InputError, are, counted, expect, listing
-from rfdlc.formats.tables import is_table, split_name
-from rfdlc.progress import track
+from rfdlc.data.samples import Chunk, InputSpec, Samples, digest_of
+from rfdlc.errors import InputError, expect, listing
 
 Fit = Literal["auto", "crop", "pad", "stretch"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -54,19 +51,11 @@ LARGEST_PADDED = 96
 HEADERS_READ = (
     50_000  # of more files, this many are opened; `rfdlc inspect` looks at all of them
 )
+LOOKED_FOR = 100  # images that are looked for before any is opened
 RELATIVE = (
     "expected paths relative to the list, or to the folder that --root {} names (root"
     " in Python)"
 )
-ENDINGS = f"files ending in {listing(sorted(SUFFIXES), 20)}"
-# Files that lie beside images and are none: notes, tables, annotations, and what
-# systems leave behind. Others, such as .heic and .dcm, may be samples.
-BESIDE = frozenset(
-    {".txt", ".md", ".pdf", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".html"}
-    | {".db", ".ini", ".log"}
-)
-UNENDED = "without an ending"  # as those of DICOM may be
-MOST_IGNORED = 0.01  # of what may be samples; more is an error
 
 
 class Entry(NamedTuple):
@@ -80,275 +69,8 @@ class Entry(NamedTuple):
     group: str | None = None
 
 
-def read_folder(
-    path: Path,
-    *,
-    image_size: PositiveInt | None = None,
-    fit: Fit = "auto",
-    interpolation: Interpolation = "bilinear",
-    cache: Path | None = None,
-    skip_broken: bool = False,
-    allow_links: bool = False,
-) -> Dataset:
-    """One folder per class, sorted by name. `allow_links` accepts links to other
-    places; `skip_broken` that many files are of a kind, or at a place, not read.
-    """
-    root = path.resolve()
-    places = _split_folders(root, allow_links)
-    whole = places == {"train": root}
-    listed: dict[str, list[Entry]] = {split: [] for split in places}
-    kinds, broken, deeper, loose = set[str](), list[str](), list[str](), 0
-    others = Counter[str]()
-    for split, place in places.items():
-        for kind, is_folder in _entries(place, root, allow_links):
-            if not is_folder:
-                loose += is_image(kind)
-                continue
-            inside, below = (
-                _entries(place / kind, root, allow_links),
-                (place / kind).relative_to(root).as_posix(),
-            )
-            images = [
-                name for name, is_dir in inside if not is_dir and is_image(name)
-            ]  # a link to nothing is broken
-            folders = [f"{below}/{name}" for name, is_dir in inside if is_dir]
-            deeper += folders
-            for name, is_dir in inside:
-                others.update(() if is_dir else _unread_kind(name))
-            listed[split] += [Entry(f"{below}/{image}", kind) for image in images]
-            broken += (
-                []
-                if images
-                else [
-                    f"{place / kind}: the class folder holds no image (expected"
-                    f" {ENDINGS})"
-                ]
-            )
-            kinds.add(kind)
-    if kinds and not any(listed.values()):
-        held = [
-            folder
-            for folder in deeper
-            if any(is_image(name) for name, _ in _entries(root / folder, root, True))
-        ]
-        if held:
-            told = (
-                f"{path}: images lie one level deeper than class folders, in"
-                f" {listing(held, 3)}"
-            )
-            fix = (
-                f"give {(root / held[0]).parent} for the classes in it, or move all"
-                f" class folders to {path}"
-            )
-            raise InputError(f"{told}: {fix}")
-    if not kinds:
-        tables = listing(
-            (
-                entry.name
-                for entry in sorted(path.iterdir())
-                if entry.is_file() and is_table(entry)
-            ),
-            3,
-        )
-        fix = f"; for a table, name it: {path}/{tables}" if tables else ""
-        raise InputError(
-            f"{path}: has no class folders with images: expected {path}/CLASS/*.png,"
-            f" .jpg, ...{fix}"
-        )
-    unsplit = (
-        f"{path}: has {listing(sorted(kinds))} but no training folder: expected"
-        f" {path}/train/CLASS/*.png"
-    )
-    expect(not (whole and all(map(split_name, kinds))), unsplit)
-    inside = _entries(root, root, allow_links)
-    beside = [
-        name for name, is_dir in inside if is_dir and root / name not in places.values()
-    ]
-    notes = _ignored(path, listed, others, loose, deeper, root, skip_broken)
-    if beside and not whole:
-        notes.append(
-            f"{len(beside)} folders beside the splits were ignored:"
-            f" {listing(beside, 3)}"
-        )
-    names = sorted(
-        {str(entry.label) for entries in listed.values() for entry in entries}
-    )
-    how = ImageOptions(image_size, fit, interpolation, cache, skip_broken)
-    return read_images(root.name, root, listed, names, how, notes, broken)
-
-
-def _unread_kind(name: str) -> list[str]:
-    """The kind of a file that is not read, such as `.heic`; nothing for images."""
-    return [] if is_image(name) else [os.path.splitext(name)[1].lower() or UNENDED]
-
-
-def _told_kinds(others: Mapping[str, int]) -> str:
-    """Which kinds of files were ignored, and what to do where they hold images."""
-    kinds = [f"{count:,} {kind}" for kind, count in Counter(others).most_common()]
-    pictures = sorted({*others} - BESIDE - {UNENDED})
-    fix = f"; convert {listing(pictures, 5)} to PNG or JPEG" if pictures else ""
-    return f"{listing(kinds, 5)}{fix}"
-
-
-def _ignored(
-    path: Path,
-    listed: Mapping[str, Sequence[Entry]],
-    others: Mapping[str, int],
-    loose: int,
-    deeper: Sequence[str],
-    root: Path,
-    skip_broken: bool,
-) -> list[str]:
-    """Notes on what is not read: files of `others` kinds, `loose` images, and `deeper`
-    folders. Raises where they may be more than MOST_IGNORED of the samples.
-    """
-    notes, lost = list[str](), loose
-    if others:
-        lost += sum(count for kind, count in others.items() if kind not in BESIDE)
-        count = sum(others.values())
-        notes.append(
-            f"{counted(count, 'file')} that {are(count)} no image, or of a kind that is"
-            f" not read: {_told_kinds(others)}"
-        )
-    if loose:
-        notes.append(
-            f"{counted(loose, 'image')} beside class folders, which {are(loose)} in no"
-            " class: move into a class folder"
-        )
-    if deeper:
-        inside = sum(1 for name in deeper for _ in _all_images(root / name, root, True))
-        lost += inside
-        notes.append(
-            f"{counted(inside, 'image')} in {counted(len(deeper), 'folder')} inside"
-            f" class folders, {listing(deeper, 3)}: move up into the class folder"
-        )
-    samples = lost + sum(map(len, listed.values()))
-    expect(
-        skip_broken or lost <= MOST_IGNORED * samples,
-        f"{path}: {lost:,} of {counted(samples, 'file')} would be ignored:"
-        f" {'; '.join(notes)}; or leave them out with {SKIPPING}",
-    )
-    return [f"ignored: {note}" for note in notes]
-
-
-def find_images(
-    path: Path,
-    split: str | None = None,
-    allow_links: bool = False,
-    skip_broken: bool = False,
-) -> tuple[Path, str, PackedText]:
-    """Images to predict: the root, where below it they lie (`test/`, or nothing), and
-    their names below the root.
-    """
-    root = path.resolve()
-    places = _split_folders(root, allow_links)
-    whole = places == {"train": root}
-    expect(
-        not whole or split is None,
-        f"{path} has no split {split!r}: expected a folder {path}/{split}",
-    )
-    place = root if whole else places[choose_split(str(path), places, split)]
-    others = Counter[str]()
-    found = _all_images(place, root, allow_links, others)
-    names = PackedText(track(found, "Listing images"))
-    kinds = f", but {_told_kinds(others)}" if others else ""
-    expect(len(names), f"{path}: holds no image{kinds}: expected {ENDINGS}")
-    lost = sum(count for kind, count in others.items() if kind not in BESIDE)
-    if lost:
-        told = (
-            f"{path}: {lost:,} of {counted(len(names) + lost, 'file')} are of a kind"
-            f" that is not read: {_told_kinds(others)}"
-        )
-        expect(
-            skip_broken or lost <= MOST_IGNORED * (len(names) + lost),
-            f"{told}; or leave them out with {SKIPPING}",
-        )
-        warnings.warn(told, stacklevel=2)
-    return root, "" if whole else f"{place.name}/", names
-
-
-def common_folder(files: Sequence[Path]) -> tuple[Path, str, PackedText]:
-    """As `find_images`, of some files: the root is the folder that holds all of
-    them.
-    """
-    places = [file.parent.resolve() / file.name for file in files]
-    root = Path(os.path.commonpath([place.parent for place in places]))
-    return root, "", PackedText(place.relative_to(root).as_posix() for place in places)
-
-
-def folder_splits(path: Path, allow_links: bool = False) -> tuple[list[str], list[str]]:
-    """The splits of a folder of images ("" where it has none), and the folders in them,
-    which may name classes.
-    """
-    root = path.resolve()
-    places = _split_folders(root, allow_links)
-    inside = [
-        entry
-        for place in places.values()
-        for entry in _entries(place, root, allow_links)
-    ]
-    return [""] if places == {"train": root} else list(places), sorted(
-        {name for name, is_dir in inside if is_dir}
-    )
-
-
-def _all_images(
-    folder: Path, root: Path, allow_links: bool, others: Counter[str] | None = None
-) -> Iterator[str]:
-    """Names relative to the root, folder by folder, so that only the entries of one are
-    held at a time; `others` counts the kinds of the other files.
-    """
-    here = "" if folder == root else folder.relative_to(root).as_posix() + "/"
-    for name, is_dir in _entries(folder, root, allow_links):
-        if is_dir:
-            yield from _all_images(folder / name, root, allow_links, others)
-        elif is_image(name):
-            yield here + name
-        elif others is not None:
-            others.update(_unread_kind(name))
-
-
-def _split_folders(root: Path, allow_links: bool = False) -> dict[str, Path]:
-    """The folder of each split; the root alone where there is no `train` in it."""
-    inside = _entries(root, root, allow_links)
-    named = [
-        (split, name)
-        for name, is_dir in inside
-        if is_dir and (split := split_name(name))
-    ]
-    places = {split: root / name for split, name in named}
-    for split, name in named if "train" in places else ():
-        last = places[split].name
-        expect(
-            last == name,
-            f"{root}: both {name!r} and {last!r} mean {split}: keep one of them",
-        )
-    return places if "train" in places else {"train": root}
-
-
 def is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES
-
-
-def _entries(
-    folder: Path, root: Path, allow_links: bool = False
-) -> list[tuple[str, bool]]:
-    """Names in a folder but hidden ones, and which are folders; links that leave the
-    root or point upwards raise.
-    """
-    with os.scandir(folder) as found:
-        entries = [entry for entry in found if not entry.name.startswith((".", "__"))]
-    for link in (Path(entry.path) for entry in entries if entry.is_symlink()):
-        target = link.resolve()
-        outside = f"{link}: is a link to outside of {root}, which is refused"
-        fix = f"copy its target, or accept such links with {LINKING}"
-        expect(allow_links or target.is_relative_to(root), f"{outside}: {fix}")
-        upwards = (
-            f"{link}: is a link to a folder that contains it, which is refused:"
-            " remove it"
-        )
-        expect(not folder.resolve().is_relative_to(target), upwards)
-    return sorted((entry.name, entry.is_dir()) for entry in entries)
 
 
 def leaves(name: str) -> bool:
@@ -526,6 +248,66 @@ def read_images(
     ]
     data = Dataset.of(name, class_names, splits, notes, normalisation)
     return replace(data, skipped=tuple(gone), resizing=resizing)
+
+
+def open_files(
+    root: Path,
+    names: PackedText,
+    labels: NDArray[np.int64],
+    spec: InputSpec,
+    skip_broken: bool = False,
+    packed: Packed | None = None,
+    doubt: str = "",
+) -> Samples:
+    """Images below a root, or `packed` in shards, as the inputs of a model."""
+    shape = spec.input_shape
+    if not spec.of_images:
+        raise InputError(
+            f"{root} holds images, but this model was trained on samples of shape"
+            f" {shape}"
+        )
+    channels, height, width = shape
+    if height != width:
+        raise InputError(
+            f"{root} holds image files, which become squares, but this model was"
+            f" trained on arrays of {height}x{width} pixels: give it an array of such"
+            " images (.npy, .npz)"
+        )
+    files = ImageFiles(root, names, width, channels, spec.resizing, packed=packed)
+    # One missing image would be broken: without any, the folder is wrong.
+    if packed is None and names and not _any_exists(root, names[:LOOKED_FOR]):
+        raise InputError(
+            f"{root}: holds none of the images, such as {listing(names[:1])}:"
+            f" {RELATIVE.format('DIR')}"
+        )
+    cut = np.zeros(len(names), np.float32)
+
+    def read(rows: range) -> Chunk:
+        here = slice(rows.start, rows.stop)
+        images, wrong = files[np.array(rows)].decode(cut=cut[here])
+        broken = tuple(str(wrong[i]) for i in sorted(wrong))
+        check_broken(broken, skip_broken)
+        split = Split(images, labels[here], names.take(rows))
+        kept = np.setdiff1d(np.arange(len(rows)), [*wrong])
+        if broken:
+            split = split.take(kept)
+        return Chunk(split, broken, kept)
+
+    content = np.frombuffer(files.content_digest().encode(), np.uint8)
+    of_features = spec.embedding is not None
+    return Samples(
+        labels,
+        named=True,
+        fingerprint=digest_of([*names.packed, labels, content]),
+        read=read,
+        ids=names,
+        doubt=doubt,
+        cut_warning=partial(spec.resizing.cut_warning, cut, of_features),
+    )
+
+
+def _any_exists(root: Path, names: Sequence[str]) -> bool:
+    return any(os.path.isfile(root / name) for name in names)
 
 
 def check_broken(broken: Sequence[str], skip_broken: bool) -> None:

@@ -7,6 +7,8 @@ import warnings
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import Dataset, Normalisation, choose_split
 from rfdlc.data.images import PackedText
+from rfdlc.data.reader import DataReader, Listing, Place, Request
 from rfdlc.data.readers.image_files import (
     Entry,
     Fit,
@@ -23,8 +26,10 @@ from rfdlc.data.readers.image_files import (
     Interpolation,
     is_image,
     listed_name,
+    open_files,
     read_images,
 )
+from rfdlc.data.samples import Samples
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.formats.tables import split_name
 from rfdlc.probabilities.classes import MOST_NUMBERED
@@ -67,6 +72,10 @@ def find_lists(folder: Path) -> dict[str, dict[str, Path]]:
     return {stem: files for stem, files in found.items() if "train" in files}
 
 
+def holds_lists(path: Path) -> bool:
+    return path.is_dir() and bool(find_lists(path))
+
+
 def find_named_list(root: Path, name: str) -> Path:
     found = [
         files["train"]
@@ -82,8 +91,7 @@ def find_named_list(root: Path, name: str) -> Path:
 
 
 def read_list(
-    path: Path,
-    root: Path | None = None,
+    place: Place,
     *,
     image_size: PositiveInt | None = None,
     fit: Fit = "auto",
@@ -95,7 +103,9 @@ def read_list(
     """A training list (of a folder, the one in it), and those beside it; paths are
     relative to the root, or to it.
     """
-    path = list_file(path, "train") if path.is_dir() else path
+    path = place.path
+    if path.is_dir():
+        path = list_file(path, "train")
     stem, split = _stem_and_split(path)
     files = (
         find_lists(path.parent).get(stem, {}) if split is not None else {"train": path}
@@ -105,7 +115,7 @@ def read_list(
         path in files.values(),
         f"{path}: there is no training list beside it: expected {beside}",
     )
-    root = (root or path.parent).resolve()
+    root = (place.root or path.parent).resolve()
     broken: list[str] = []
     listed = {
         name: _list_entries(file, root, broken, allow_links)
@@ -164,20 +174,31 @@ def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
     return files[choose_split(str(path), files, split)]
 
 
-def list_splits(
-    path: Path, root: Path | None = None
-) -> tuple[dict[str, Path], list[str]]:
-    """The lists of a data set by split ("" for one list alone), and the names of the
-    classes in them.
+def list_splits(place: Place, request: Request) -> Listing:
+    """The lists of a data set ("" for one list alone), and the names of the classes in
+    all of them.
     """
-    path = list_file(path, "train") if path.is_dir() else path
+    path = place.path
+    if path.is_dir():
+        path = list_file(path, "train")
     files = find_lists(path.parent).get(_stem_and_split(path)[0], {})
-    files = files if path in files.values() else {"": path}
+    if path not in files.values():
+        files = {"": path}
+    root = (place.root or path.parent).resolve()
     entries = {
-        split: _list_entries(file, (root or path.parent).resolve(), [], True)
-        for split, file in files.items()
+        split: _list_entries(file, root, [], True) for split, file in files.items()
     }
-    return files, _class_names(entries)
+    return Listing([*files], _class_names(entries))
+
+
+def open_list(place: Place, request: Request) -> Samples:
+    """The images of one list; a data set that was found by its name has several."""
+    file = list_file(place.path, request.split, whole=place.named)
+    spec = request.spec
+    root, names, labels = find_listed_images(
+        file, spec.classes.names, request.allow_links, place.root
+    )
+    return open_files(root, names, labels, spec, request.skip_broken)
 
 
 def find_listed_images(
@@ -307,3 +328,16 @@ def _class_names(listed: dict[str, list[Entry]]) -> list[str]:
         if len(set(names)) == count and all(names)
         else [str(c) for c in range(count)]
     )
+
+
+LISTS = DataReader(
+    read_list,
+    names={name: partial(find_named_list, name=name) for name in NAMES},
+    suffixes=[".txt"],
+    open=open_list,
+    list_splits=list_splits,
+    lists_files=True,
+)
+FOLDER_OF_LISTS = replace(
+    LISTS, names={}, suffixes=(), recognises=lambda place: holds_lists(place.path)
+)

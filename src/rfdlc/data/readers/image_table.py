@@ -17,6 +17,7 @@ from pydantic import PositiveInt
 from rfdlc.data.dataset import Dataset, by_reason
 from rfdlc.data.frames import list_of
 from rfdlc.data.images import SUFFIXES, PackedText
+from rfdlc.data.reader import DataReader, Listing, Place, Request
 from rfdlc.data.readers.image_files import (
     Entry,
     Fit,
@@ -24,19 +25,27 @@ from rfdlc.data.readers.image_files import (
     Interpolation,
     is_image,
     listed_name,
+    open_files,
     read_images,
 )
 from rfdlc.data.readers.shards import image_bytes
 from rfdlc.data.readers.table import (
-    TableRows,
+    check_columns,
     check_roles,
     classes_of,
     rows_by_time,
-    rows_of_splits,
     single_columns,
-    split_column,
 )
-from rfdlc.errors import InputError, expect
+from rfdlc.data.rows import (
+    TableRows,
+    open_table_rows,
+    rows_of_splits,
+    split_column,
+    splits_in,
+    target_column,
+)
+from rfdlc.data.samples import InputSpec, Samples
+from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.formats.cells import text_column
 from rfdlc.formats.tables import CsvFile, is_table, open_table, read_columns, split_name
 
@@ -104,8 +113,7 @@ def _any_exists(root: Path, names: Iterable[str | None]) -> bool:
 
 
 def read(
-    path: Path,
-    root: Path | None = None,
+    place: Place,
     *,
     target: str | None = None,
     groups: str | None = None,
@@ -126,12 +134,11 @@ def read(
     Columns without a role are not read: `drop` matters if there are several columns of
     paths.
     """
-    table, where, paths = (
-        read_columns(path),
-        str(path),
-        str(image_column(path, root, drop)),
-    )
-    root = (root or path.parent).resolve()
+    path = place.path
+    where = str(path)
+    table = read_columns(path)
+    paths = str(image_column(path, place.root, drop))
+    root = (place.root or path.parent).resolve()
     usual = None if groups else group_column(table, target, split)
     groups = groups or usual
     target, notes = check_roles(
@@ -242,27 +249,85 @@ def group_column(table: Mapping[str, Any], *others: str | None) -> str | None:
     return next((name for name in usual if None not in text_column(table[name])), None)
 
 
-def find_images(
-    path: Path,
-    column: str,
-    target: str | None,
-    split: str | None,
-    class_names: tuple[str, ...],
-    allow_links: bool,
-    root: Path | None = None,
-) -> tuple[Path, PackedText, NDArray[np.int64], str]:
-    """Images to predict: root, names, labels (-1: none) and what is unclear about them.
-    Files may not exist.
+def open_images(place: Place, request: Request) -> Samples:
+    """Images that the rows name, which may not exist; for a model of other samples, the
+    rows of a table.
     """
-    rows, root = (
-        TableRows(path, split, target, class_names),
-        (root or path.parent).resolve(),
-    )
+    path, spec = place.path, request.spec
+    column = image_column(path, place.root)
+    if column is None or not spec.of_images:
+        return open_table_rows(place, request)
+    target = target_column(path, spec.target, [column])
+    rows = TableRows(path, request.split, target, spec.classes.names)
+    root = (place.root or path.parent).resolve()
     names = text_column(rows[range(len(rows.labels))][column])
     for row, name in enumerate(names):
         try:
             expect(name, "the path is missing")
-            names[row] = listed_name(name, root, allow_links=allow_links)
+            names[row] = listed_name(name, root, allow_links=request.allow_links)
         except InputError as error:
-            raise InputError(f"{_origin_in(path, split, row)}{error}") from None
-    return root, PackedText(names), rows.labels, rows.doubt
+            origin = _origin_in(path, request.split, row)
+            raise InputError(f"{origin}{error}") from None
+    return open_files(
+        root,
+        PackedText(names),
+        rows.labels,
+        spec,
+        request.skip_broken,
+        doubt=rows.doubt,
+    )
+
+
+def list_splits(place: Place, request: Request) -> Listing:
+    """The splits of a table of images, the names of its classes, and its groups."""
+    path, spec = place.path, request.spec
+    file = open_table(path, of_samples=True)
+    target = spec.target or target_column(path, None, [])
+    if target is not None and target not in file.names:
+        raise InputError(
+            f"{path}: column {target!r} does not exist: expected one of"
+            f" {listing(file.names)}{suggestion(target, file.names)}"
+        )
+    classes = set[str]()
+    if target is not None:
+        for batch in file.batches():
+            texts = text_column(batch.column(target))
+            classes |= {str(text) for text in texts if text is not None}
+    column = split_column(file.names)
+    splits = [""] if column is None else splits_in(file, column)
+    return Listing(splits, sorted(classes), _groups_by_split(path, spec))
+
+
+def _groups_by_split(path: Path, spec: InputSpec) -> dict[str, NDArray[Any]]:
+    """Of each split: the column that is named, or one that is called group and has no
+    empty cell, as in training.
+    """
+    table = read_columns(path)
+    column = spec.groups
+    if column is None:
+        column = group_column(table, spec.target)
+    elif column not in table or column == spec.target:
+        raise InputError(
+            f"{path}: column {column!r} cannot be the groups: expected one of"
+            f" {listing(table)}{suggestion(column, table)}"
+        )
+    if column is None:
+        return {}
+    groups = text_column(table[column])
+    by_split = split_column(table)
+    if by_split is None:
+        return {"": groups}
+    rows = rows_of_splits(str(path), by_split, table[by_split])
+    return {split: groups[places] for split, places in rows.items()}
+
+
+IMAGE_TABLE = DataReader(
+    read,
+    recognises=lambda place: (
+        image_column(place.path, place.root, place.drop) is not None
+    ),
+    open=open_images,
+    list_splits=list_splits,
+    check=check_columns,
+    lists_files=True,
+)

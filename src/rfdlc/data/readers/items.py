@@ -12,8 +12,10 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import Resizing, fitted, picture, planes, unusable
+from rfdlc.data.reader import DataReader
 from rfdlc.data.readers import arrays, table
 from rfdlc.data.readers.image_files import Interpolation
+from rfdlc.data.rows import TARGETS
 from rfdlc.errors import expect, listing
 from rfdlc.formats.tables import split_name
 from rfdlc.progress import track
@@ -129,7 +131,7 @@ def _columns(one: Any, target: str | None) -> tuple[str, str] | None:
             " leave it out",
         )
         return None
-    usual = [name for name in one.column_names if name.lower() in table.TARGETS]
+    usual = [name for name in one.column_names if name.lower() in TARGETS]
     wanted = [target] if target else _of_kind(one, "ClassLabel") or usual
     known = len(wanted) == 1 and wanted[0] in one.column_names
     expect(
@@ -228,3 +230,11 @@ def _checked(where: str, given: Any) -> Any:
     trouble = unusable(given)
     expect(not trouble, f"{where}: {trouble}")
     return given
+
+
+ROWS = DataReader(
+    read_rows,
+    recognises=lambda source: holds_items(source) and is_table(source),
+    holds_out=True,
+)
+ITEMS = DataReader(read, recognises=holds_items)

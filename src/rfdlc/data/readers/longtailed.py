@@ -4,6 +4,7 @@ are parsed and never unpickled.
 
 import pickletools
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.longtail import Profile, profile_counts, subset
+from rfdlc.data.reader import DataReader, Place
 from rfdlc.errors import InputError, expect, listing
 
 # The values that every published CIFAR-LT result was normalised with.
@@ -19,7 +21,7 @@ NORMALISATION = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 
 def read_digits(
-    root: Path, *, factor: float = 20, profile: Profile = "exponential", seed: int = 0
+    place: Place, *, factor: float = 20, profile: Profile = "exponential", seed: int = 0
 ) -> Dataset:
     """8x8 grey digits: a balanced test split of 45 per class, and the other images
     subsampled to the profile.
@@ -86,8 +88,8 @@ LAYOUTS = {
 }
 
 
-def is_cifar(path: Path) -> bool:
-    return any(layout.complete(path) for layout in LAYOUTS.values())
+def is_cifar(place: Place) -> bool:
+    return any(layout.complete(place.path) for layout in LAYOUTS.values())
 
 
 def find_cifar(root: Path, name: str) -> Path:
@@ -110,7 +112,7 @@ def find_cifar(root: Path, name: str) -> Path:
 
 
 def read_cifar(
-    path: Path,
+    place: Place,
     *,
     factor: float | None = None,
     profile: Profile = "exponential",
@@ -119,6 +121,7 @@ def read_cifar(
     """A folder, completely or by a factor; or what `find_cifar` returned, by default
     with factor 100.
     """
+    path = place.path
     name, layout = next(
         item
         for item in LAYOUTS.items()
@@ -166,6 +169,14 @@ def read_cifar(
         notes,
         NORMALISATION,
     )
+
+
+DIGITS = DataReader(read_digits, names={"digits-lt": Path})
+CIFAR = DataReader(
+    read_cifar,
+    recognises=is_cifar,
+    names={name: partial(find_cifar, name=name) for name in LAYOUTS},
+)
 
 
 def _batch(path: Path, layout: _Layout) -> Split:

@@ -16,18 +16,21 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import Dataset, choose_split
 from rfdlc.data.images import ImageFiles, Packed, PackedText
+from rfdlc.data.reader import DataReader, Listing, Place, Request
 from rfdlc.data.readers.image_files import (
     Entry,
     Fit,
     ImageOptions,
     Interpolation,
     is_image,
+    open_files,
     read_images,
 )
-from rfdlc.data.readers.table import TARGETS
+from rfdlc.data.rows import TARGETS, open_table_rows
+from rfdlc.data.samples import Samples
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.formats.files import parse_json
-from rfdlc.formats.tables import PARQUET, bounded, reading, split_name
+from rfdlc.formats.tables import PARQUET, bounded, is_table, reading, split_name
 from rfdlc.probabilities.classes import numbered
 from rfdlc.progress import track
 
@@ -115,7 +118,7 @@ def shard_files(path: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
 
 
 def read(
-    path: Path,
+    place: Place,
     *,
     target: str | None = None,
     image_size: PositiveInt | None = None,
@@ -130,11 +133,10 @@ def read(
     Or Parquet files with a column of encoded images, as Hugging Face writes them, and
     the label column `target`.
     """
-    splits, named, broken = (
-        open_shards(path, target, split=None),
-        class_names_of(path, target),
-        list[str](),
-    )
+    path = place.path
+    splits = open_shards(path, target, split=None)
+    named = class_names_of(path, target)
+    broken = list[str]()
     listed, packed, labels = dict[str, list[Entry]](), dict[str, Packed](), list[Any]()
     for split, found in splits.items():
         missing = [
@@ -222,16 +224,29 @@ def find_images(
     return root, PackedText(found.names), np.array(labels, dtype=np.int64), found.packed
 
 
-def list_splits(path: Path, target: str | None) -> tuple[list[str], list[str]]:
+def open_images(place: Place, request: Request) -> Samples:
+    """Images of one split; for a model of other samples, the rows of a table."""
+    path, spec = place.path, request.spec
+    if not spec.of_images and is_table(path):
+        return open_table_rows(place, request)
+    root, names, labels, packed = find_images(
+        path, spec.target, request.split, spec.classes.names
+    )
+    return open_files(root, names, labels, spec, request.skip_broken, packed)
+
+
+def list_splits(place: Place, request: Request) -> Listing:
     """The splits, and the names of all classes in them."""
+    path, target = place.path, request.spec.target
     splits = open_shards(path, target, split=None)
     labels = [
         label
-        for found in splits.values()
-        for label in found.labels
+        for shards in splits.values()
+        for label in shards.labels
         if label is not None
     ]
-    return list(splits), _class_names(path, labels, class_names_of(path, target))
+    names = _class_names(path, labels, class_names_of(path, target))
+    return Listing([*splits], names)
 
 
 def class_names_of(path: Path, target: str | None) -> list[str]:
@@ -519,3 +534,11 @@ def _rows(
                     )
                     yield str(row), given, group, row - start, size
                     row += 1
+
+
+SHARDS = DataReader(
+    read,
+    recognises=lambda place: holds_shards(place.path),
+    open=open_images,
+    list_splits=list_splits,
+)

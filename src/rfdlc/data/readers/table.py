@@ -4,9 +4,9 @@ columns is said in notes.
 
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,26 @@ from rfdlc.data.columns import (
     warn_of_strays,
 )
 from rfdlc.data.copies import first_copies
-from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
-from rfdlc.data.frames import CLASS, categorical, columns_of, list_of, with_items
+from rfdlc.data.dataset import (
+    HELD_OUT,
+    SKIPPING,
+    Dataset,
+    Normalisation,
+    Split,
+)
+from rfdlc.data.frames import (
+    CLASS,
+    categorical,
+    columns_of,
+    is_frame,
+    list_of,
+    with_items,
+)
 from rfdlc.data.inspection import leaking_columns
 from rfdlc.data.longtail import far_from_asked, hold_out_indices
+from rfdlc.data.reader import DataReader, Place
 from rfdlc.data.readers.image_files import is_image
+from rfdlc.data.rows import TARGETS, open_table_rows, rows_of_splits, split_column
 from rfdlc.data.table import OUTSIDE, ColumnCode, TableEncoder, strays_among
 from rfdlc.errors import expect, listing, suggestion
 from rfdlc.formats.cells import (
@@ -40,10 +55,9 @@ from rfdlc.formats.cells import (
     text_column,
 )
 from rfdlc.formats.dates import is_date
-from rfdlc.formats.tables import open_table, read_columns, split_name
+from rfdlc.formats.tables import is_table, open_table, read_columns
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
-TARGETS = ("target", "label", "class", "y")
 LEAKS = (
     "column {0!r} {1}: if it is known only after the class, or made from it, leave it"
     " out (--drop {2}; in Python drop=[{0!r}])"
@@ -74,12 +88,13 @@ def read(
     Training rows give the encoding. Categories may be numbers, such as codes, which are
     then no quantities.
     """
-    where = str(source) if isinstance(source, Path) else "data frame"
-    table = (
-        read_columns(source, of_samples=True)
-        if isinstance(source, Path)
-        else columns_of(source)
-    )
+    path = source.path if isinstance(source, Place) else None
+    if path is None:
+        where = "data frame"
+        table = columns_of(source)
+    else:
+        where = str(path)
+        table = read_columns(path, of_samples=True)
     if isinstance(source, dict | tuple | list):
         expect(
             target is None,
@@ -117,7 +132,7 @@ def read(
             not empty, f"{where}: the group column {groups!r} is empty in row {empty}"
         )
         group_of = text_column(table.pop(groups)).astype(str)
-    table, notes = _readable(table, drop, lists=not isinstance(source, Path))
+    table, notes = _readable(table, drop, lists=path is None)
     column = split or split_column(table)
     positions = {"train": np.arange(len(labels))}
     if time is not None:
@@ -201,6 +216,14 @@ def read(
     )
 
 
+def check_columns(place: Place, options: Mapping[str, Any]) -> None:
+    """Raise for a role whose column is not in the first line of the table."""
+    names = dict.fromkeys(open_table(place.path, of_samples=True).names)
+    roles = [options.get(role) for role in ("target", "groups", "split", "time")]
+    dropped = single_columns(names, options.get("drop", ()))
+    check_roles(str(place.path), names, *roles, *dropped)
+
+
 def _with_class(
     where: str, table: Table, target: str, skip_broken: bool
 ) -> tuple[Table, list[int]]:
@@ -226,20 +249,28 @@ def _typed_categories(source: Any, table: Table) -> set[str]:
     """Columns of a data frame or a file whose types say that they hold categories,
     unless these are too many.
     """
-    parts = source.values() if isinstance(source, dict) else [source]
-    frames = [part[0] if isinstance(part, tuple | list) else part for part in parts]
-    marked = set[str]().union(*map(categorical, frames))
-    marked |= {
-        name
-        for name, cells in table.items()
-        if str(getattr(cells, "type", "")).startswith("dictionary")
-    }
-    marked |= _written_as_categories(source) if isinstance(source, Path) else set()
+    if isinstance(source, Place):
+        marked = _written_as_categories(source.path)
+    else:
+        marked = _categories_of_frames(source)
+    for name, cells in table.items():
+        if str(getattr(cells, "type", "")).startswith("dictionary"):
+            marked.add(name)
     return {
         name
         for name in marked & {*table}
         if len({*text_column(table[name])}) <= MOST_CATEGORIES
     }
+
+
+def _categories_of_frames(source: Any) -> set[str]:
+    """Of one data frame, or of those of several splits, with labels or without."""
+    parts = source.values() if isinstance(source, dict) else [source]
+    marked = set[str]()
+    for part in parts:
+        frame = part[0] if isinstance(part, tuple | list) else part
+        marked |= categorical(frame)
+    return marked
 
 
 def _written_as_categories(path: Path) -> set[str]:
@@ -290,104 +321,6 @@ def _readable(
     ]
     unread += nested
     return {name: cells for name, cells in kept.items() if name not in unread}, notes
-
-
-class TableRows:
-    """Rows of a table (or of a split), read in ascending order; `labels` index
-    `classes`, and are -1 for others.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        split: str | None = None,
-        target: str | None = None,
-        classes: Sequence[str] = (),
-    ) -> None:
-        self._file, self._split = open_table(path, of_samples=True), split
-        self.names = self._file.names
-        self._column = split_column(self.names)
-        known = split is None or self._column is not None
-        expect(
-            known,
-            f"{path} has no split {split!r}: expected a column 'split' that says it row"
-            " by row",
-        )
-        place: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
-        texts = (
-            self.texts(target)
-            if target
-            else ("" for batch in self._batches() for _ in range(len(batch)))
-        )
-        self.labels = np.array([place.get(text, -1) for text in texts], dtype=np.int64)
-        self.doubt = "" if target is None else doubtful(self.labels, self.texts(target))
-        expect(
-            len(self.labels),
-            f"{path}: has no rows{'' if split is None else f' of the split {split!r}'}"
-            " to predict",
-        )
-        self._coming: Iterator[Any] = iter(())
-        self._held: Any = None  # a table with the rows from `_at` on
-        self._at = len(self.labels)
-
-    def __getitem__(self, wanted: range) -> Table:
-        from pyarrow import Table, concat_tables
-
-        if wanted.start < self._at:
-            self._coming, self._at = self._batches(), 0
-            self._held = Table.from_batches([next(self._coming)])
-        while self._at + len(self._held) < wanted.stop:
-            gone = min(wanted.start - self._at, len(self._held))
-            self._held, self._at = self._held.slice(gone), self._at + gone
-            self._held = concat_tables(
-                [self._held, Table.from_batches([next(self._coming)])]
-            )
-        rows = self._held.slice(wanted.start - self._at, len(wanted))
-        return dict(zip(rows.column_names, rows.itercolumns(), strict=True))
-
-    def texts(self, column: str) -> Iterator[str | None]:
-        return (
-            text
-            for batch in self._batches()
-            for text in text_column(batch.column(column))
-        )
-
-    def _batches(self) -> Iterator[Any]:
-        for batch in self._file.batches():
-            if self._split is not None:
-                splits = (
-                    split_name(str(cell).strip())
-                    for cell in batch.column(self._column).to_pylist()
-                )
-                batch = batch.filter(
-                    np.array([split == self._split for split in splits])
-                )
-            yield batch
-
-
-def doubtful(labels: NDArray[np.int64], texts: Iterable[str | None]) -> str:
-    """Which labels are missing or unknown (-1), how they are written and what follows;
-    empty if all are missing.
-    """
-    found = enumerate(zip(labels, texts, strict=True), 1) if (labels < 0).any() else ()
-    odd = ((row, text) for row, (label, text) in found if label < 0)
-    first = list(islice(odd, 3))
-    if not (labels >= 0).any() and all(text is None for _, text in chain(first, odd)):
-        return ""
-    shown = ", ".join(f"row {row}: {text or ''!r}" for row, text in first)
-    count = int((labels < 0).sum())
-    more = ", ..." if count > len(first) else ""
-    some = (
-        "in a table their target is empty (`rfdlc evaluate TABLE --skip-unknown` leaves"
-        " them out), and .npz has none"
-    )
-    end = some if (labels >= 0).any() else "no column target is written"
-    return (
-        f"{count:,} of {len(labels):,} rows have no or unknown labels ({shown}{more}):"
-        f" {end}"
-        if count
-        else ""
-    )
 
 
 def single_columns(table: Iterable[str], drop: Sequence[str]) -> list[str]:
@@ -491,19 +424,6 @@ def classes_of(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
     return np.fromiter((index[text] for text in texts), np.int64), names
 
 
-def rows_of_splits(where: str, column: str, cells: Any) -> dict[str, NDArray[np.int64]]:
-    texts = text_column(cells).tolist()
-    splits = [split_name(str(text)) for text in texts]
-    row = splits.index(None) if None in splits else 0
-    told = (
-        f"{where}: the split {texts[row]!r} in row {row + 1} of column {column!r} is"
-        " unknown"
-    )
-    fix = "where the column says something else, rename it, or leave it out with drop"
-    expect(None not in splits, f"{told}: expected train, val or test; {fix}")
-    return {name: np.flatnonzero(np.array(splits) == name) for name in SPLITS}
-
-
 def rows_by_time(
     where: str, name: str, cells: Any, fraction: float, split: str | None
 ) -> tuple[dict[str, NDArray[np.int64]], str]:
@@ -564,10 +484,6 @@ def _newest(place: NDArray[np.int64], fraction: float, least: int) -> NDArray[np
     return np.asarray(
         place >= least + np.abs(later[least:] - fraction * len(place)).argmin()
     )
-
-
-def split_column(names: Iterable[str]) -> str | None:
-    return next((name for name in names if name.lower() == "split"), None)
 
 
 def _holds_bytes(cells: Any) -> bool:
@@ -645,3 +561,14 @@ def _told(column: ColumnCode, cells: Column, table: Table) -> list[str]:
         )
         warnings.warn(notes[-1], stacklevel=4)
     return notes
+
+
+TABLE = DataReader(
+    read,
+    recognises=lambda place: is_table(place.path),
+    open=open_table_rows,
+    check=check_columns,
+    holds_features=lambda place: True,
+    holds_out=True,
+)
+FRAME = DataReader(read, recognises=is_frame, holds_out=True)

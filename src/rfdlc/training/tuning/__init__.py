@@ -17,11 +17,12 @@ from typing import Any
 
 from rfdlc.errors import expect
 from rfdlc.progress import announce, live
-from rfdlc.training.config import SAFETY, TABULAR, TrainConfig
+from rfdlc.training.building import choose_device
+from rfdlc.training.config import SAFETY, TrainConfig
 from rfdlc.training.measuring import seconds_per_epoch, unwritten
-from rfdlc.training.model import choose_device
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Run
+from rfdlc.training.settings import TABULAR, settings_where
 from rfdlc.training.trainer import Trainer, TrainingInterrupted
 from rfdlc.training.trial_plan import TUNING, TrialPlan
 from rfdlc.training.tuning.choosing import choose_settings, learned_nothing
@@ -30,7 +31,8 @@ from rfdlc.training.tuning.trying import try_in_time, written_out
 
 # seconds of images on a CPU, where nothing that is given says how long they may take
 CPU_BUDGET = 600.0
-LENGTHS = frozenset(("budget", "epochs", "backbone"))
+DECIDES_TIME = set(settings_where(lambda setting: setting.decides_time))
+ASKS_FOR_TRIALS = settings_where(lambda setting: setting.asks_for_trials)
 LOOKED_AT = 2.0  # seconds, to say how long a training without a budget takes
 # the share that is held out with a budget: the calibration and prices of the networks
 # that decide rest on it
@@ -54,21 +56,20 @@ def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainC
         "is for one process: leave torchrun out": trainer.group.single,
     }
     reason = next((reason for reason, holds in reasons.items() if not holds), "")
-    trials = (
-        ("tune",) if table else ("tune", "budget")
-    )  # the budget of a table leaves out candidates
     asked = [
         name
-        for name in trials
+        for name in ASKS_FOR_TRIALS
         if name in given and getattr(config, name) not in ("off", 0)
     ]
+    if table and "budget" in asked:  # which leaves out candidates
+        asked.remove("budget")
     expect(not (asked and reason), f"{''.join(asked[:1])} {reason}")
     if reason:
         return config.replace(tune="off", budget=config.budget if table else 0)
     hours = (
         config.preset == "images"
         and config.tune == "auto"
-        and LENGTHS.isdisjoint(given)
+        and DECIDES_TIME.isdisjoint(given)
     )
     if hours and choose_device(config.device).type == "cpu":
         config = config.replace(budget=CPU_BUDGET)

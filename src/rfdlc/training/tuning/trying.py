@@ -16,9 +16,9 @@ from rfdlc.probabilities.predictions import Predictions
 from rfdlc.probabilities.scores import Floats, safe_log, softmax
 from rfdlc.progress import announce, live
 from rfdlc.training._stacking import Stack
+from rfdlc.training.building import new_decider, sensible_threads
 from rfdlc.training.loop import TrainingStopped, epochs
 from rfdlc.training.measuring import steps_per_epoch
-from rfdlc.training.model import new_decider, sensible_threads
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer
 from rfdlc.training.trial_plan import TUNING, Rung, Settings, TrialPlan
