@@ -80,10 +80,11 @@ def digest_of_files(files: Sequence[str | Path], *, times: bool = True) -> str:
     total = int(ends[-1]) if len(ends) else 0
     if total <= WHOLE:
         for file in files:
-            place = 0
-            while piece := _content(file, place, PIECE):
+            for place in range(0, WHOLE, PIECE):
+                piece = _content(file, place, PIECE)
                 digest.update(piece)
-                place += PIECE
+                if len(piece) < PIECE:
+                    break
         return digest.hexdigest()
     if times:
         digest.update(np.array([time for _, time in states], dtype=np.int64).tobytes())
