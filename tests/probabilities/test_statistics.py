@@ -74,7 +74,7 @@ def test_samples_far_from_the_prior_that_is_decided_for_are_named():
         " prior a 90.0%, b 10.0%" in said
     )
     assert (
-        decider.replace(target_prior="uniform").prior_warning(
+        decider.replace(target_prior="uniform").model.prior_warning(
             np.repeat([0, 1], [50, 50])
         )
         is None
@@ -82,11 +82,11 @@ def test_samples_far_from_the_prior_that_is_decided_for_are_named():
     rare = decider.replace(
         target_prior=[0.99, 0.01]
     )  # far from 10% for a rare class, though not in total variation
-    assert rare.prior_warning(np.repeat([0, 1], [900, 100])) is not None
+    assert rare.model.prior_warning(np.repeat([0, 1], [900, 100])) is not None
     assert (
-        rare.prior_warning(np.repeat([0, 1], [29, 1])) is None
+        rare.model.prior_warning(np.repeat([0, 1], [29, 1])) is None
     )  # one sample is no evidence
-    assert rare.prior_warning(np.repeat([0, 1], [980, 20])) is None
+    assert rare.model.prior_warning(np.repeat([0, 1], [980, 20])) is None
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

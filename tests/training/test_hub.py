@@ -69,7 +69,7 @@ def test_saving_again_keeps_a_readme_and_takes_the_new_decider(model, tmp_path):
     assert (tmp_path / "costs" / "README.md").read_text() == card
     model.save_pretrained(folder)
     assert (
-        rfdlc.Decider.load(folder / "decider.json").decided_for
+        rfdlc.Decider.load(folder / "decider.json").model.decided_for
         == model.decider.model.decided_for
     )
 
