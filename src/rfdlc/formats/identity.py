@@ -108,8 +108,7 @@ def _content(file: str | Path, start: int, count: int) -> bytes:
     """Some bytes of a file; none where it cannot be read, which readers will tell."""
     try:
         with open(file, "rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
             opened.seek(start)
-            return opened.read(min(count, max(0, size - start)))
+            return opened.read(count)
     except OSError:
         return b""
