@@ -61,6 +61,6 @@ def test_there_are_eight_and_private_names_would_be_found():
     )
     assert used_names(ast.parse(hidden)) == {
         "cli.decide",
-        "decide.rules.largest",
+        "decisions.rules.largest",
         "Decider",
     }

@@ -1210,7 +1210,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
             ["decide", "test.csv", "-o", "no/such/folder/a.csv"],
             "does not exist; create it first",
         ),
-        (["decide", "test.csv", "-o", "."], "cannot be written"),
+        (["decide", "test.csv", "-o", "."], "holds other files"),
         (
             ["decide", "test.csv", "--calibrate", "none.csv"],
             "none.csv: no such file",
@@ -1340,11 +1340,10 @@ def test_columns_and_intervals_are_made_once_and_only_where_they_are_written(
     made = []
     noted = {
         "decision_columns": decisions.decision_columns,
-        "utility_interval": decisions.utility_interval,
+        "utility_interval": decider_module.utility_interval,
     }
     for place, name in (
         (decisions, "decision_columns"),
-        (decisions, "utility_interval"),
         (decider_module, "utility_interval"),
     ):
         monkeypatch.setattr(

@@ -214,7 +214,7 @@ def test_what_label_shift_does_not_explain_is_not_trusted(place):
     [
         (
             ["shifted.npz", "-r", "held.npz"],
-            "give its decider, --decider FILE or RUN; `rfdlc decide` writes one",
+            "give its decider, --decider FILE or RUN; `rfdlc fit",
         ),
         (
             ["shifted.npz", "-r", "shifted.npz", "--decider", "decider.json"],

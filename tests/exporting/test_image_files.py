@@ -13,7 +13,7 @@ from PIL import Image
 import rfdlc
 from rfdlc.data.images import ImageFiles, PackedText, Resizing
 
-PAGE = Path(__file__).parents[3] / "docs/export.md"
+PAGE = Path(__file__).parents[2] / "docs/export.md"
 
 
 def code() -> str:

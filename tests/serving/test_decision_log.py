@@ -101,7 +101,7 @@ def test_files_are_rotated_and_the_dashboard_asks_for_metrics_that_exist(
     assert len(files) == 3
     assert Predictions.load(files[-1]).ids[-1] == ids[-1]
     assert len(read_log(tmp_path).decisions) == 360  # two requests of 60 per file
-    dashboard = (Path(__file__).parents[3] / "docs/monitoring/grafana.json").read_text(
+    dashboard = (Path(__file__).parents[2] / "docs/monitoring/grafana.json").read_text(
         encoding="utf-8"
     )
     for name in set(re.findall(r"rfdlc_[a-z_]+", dashboard)):

@@ -20,6 +20,7 @@ from rfdlc.cli import app
 from rfdlc.cli.train import train as train_command
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
+from rfdlc.probabilities.model import ProbabilityModel
 from rfdlc.progress import shown
 from rfdlc.training import trainer
 from rfdlc.training.methods import METHODS, Method
@@ -309,7 +310,7 @@ def test_calibration_knows_which_held_out_samples_belong_together(
     train = Split(
         x + y[:, None], y, [str(i) for i in range(240)], who if grouped else None
     )
-    fitted, fit, parts = [], rfdlc.Decider.fit, []
+    fitted, fit, parts = [], ProbabilityModel.fit, []
 
     def watched(self, predictions, *given, groups=None, **options):
         if isinstance(predictions, rfdlc.Predictions):
@@ -318,7 +319,7 @@ def test_calibration_knows_which_held_out_samples_belong_together(
             parts.append(groups)
         return fit(self, predictions, *given, groups=groups, **options)
 
-    monkeypatch.setattr(rfdlc.Decider, "fit", watched)
+    monkeypatch.setattr(ProbabilityModel, "fit", watched)
     data = Dataset.of("sites", ["a", "b"], {"train": train})
     rfdlc.train(
         data,

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import rfdlc
-from rfdlc.decisions.decider import left_open, utility_interval
 from rfdlc.errors import are, counted, listing
 
 if TYPE_CHECKING:
@@ -59,16 +58,15 @@ def threshold_lines(utility: "rfdlc.Utility") -> list[str]:
 def calibrated_lines(
     decider: "rfdlc.Decider", predictions: "rfdlc.Predictions"
 ) -> list[str]:
-    known = (
-        [f"Calibrated: {decider.model.calibrator.short}."]
-        if decider.model.calibrator
-        else []
-    )
-    known += threshold_lines(decider.utility) if _has_threshold(decider) else []
-    return [
-        *known,
-        f"D{decider.model.decided_for[1:]}{left_open(decider, predictions)}.",
-    ]
+    from rfdlc.decisions.decider import left_open
+
+    lines = []
+    if decider.model.calibrator:
+        lines.append(f"Calibrated: {decider.model.calibrator.short}.")
+    if _has_threshold(decider):
+        lines += threshold_lines(decider.utility)
+    prior = f"D{decider.model.decided_for[1:]}"
+    return [*lines, f"{prior}{left_open(decider, predictions)}."]
 
 
 def decision_columns(
@@ -285,6 +283,8 @@ def decider_summary(
     decider: "rfdlc.Decider", predictions: "rfdlc.Predictions"
 ) -> dict[str, Any]:
     """What was fitted and corrected, for JSON."""
+    from rfdlc.decisions.decider import left_open, utility_interval
+
     target, names, estimate = (
         decider.model.target_prior,
         decider.utility.classes.names,

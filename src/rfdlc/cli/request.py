@@ -596,9 +596,9 @@ class Request(UtilityRequest):
         """
         from rfdlc.probabilities.model import CORRECTED_TWICE
 
+        decider = self.unfitted(file, own, named)
         if ready is not None and self.target_prior is not None:
             raise InputError(CORRECTED_TWICE)
-        decider = self.unfitted(file, own, named)
         held = None
         if self.calibrate:
             held = self.load(self.calibrate[0], classes, skip=self.skip_unknown)

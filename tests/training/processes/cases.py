@@ -666,8 +666,8 @@ def test_processes_that_disagree_do_not_train(tmp_path, two_processes):
 
     told, ended = two_processes(work)
     assert told.startswith(
-        "the processes were started with different epochs (2, 3), learning_rate (0.1,"
-        " 0.2), data ({"
+        "the processes were started with different learning_rate (0.1, 0.2), epochs (2,"
+        " 3), data ({"
     )
     assert told.endswith("give all of them the same command and data")
     assert ended == "exit 2"
