@@ -596,9 +596,11 @@ class Request(UtilityRequest):
         """
         from rfdlc.probabilities.model import CORRECTED_TWICE
 
-        decider = self.unfitted(file, own, named)
         if ready is not None and self.target_prior is not None:
+            if self.target_prior != "estimate":  # a misspelt one is said first
+                reading.read_prior(self.target_prior, "target prior")
             raise InputError(CORRECTED_TWICE)
+        decider = self.unfitted(file, own, named)
         held = None
         if self.calibrate:
             held = self.load(self.calibrate[0], classes, skip=self.skip_unknown)
