@@ -96,6 +96,8 @@ html_sidebars: dict[str, list[str]] = {page: [] for page in ALONE}
 # those of the repository.
 PAGES = {
     "](../benchmarks/README.md": "](measurements.md",
+    "](../../benchmarks/README.md": "](../measurements.md",
+    "](../docs/": "](",
     "](CODE_OF_CONDUCT.md": "](conduct.md",
     "](SECURITY.md": "](security.md",
     "](docs/": "](",
